@@ -1,0 +1,368 @@
+"""The callback: hooks only. It reads as the story of one probe."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from s2sbench_callback.adapters import Adapter, find_adapter, find_language_model
+from s2sbench_callback.adapters.find import Locator
+from s2sbench_callback.benchmarks import mini
+from s2sbench_callback.isolation import isolated
+from s2sbench_callback.items import Benchmark
+from s2sbench_callback.loggers import Showing, changed_sides, send
+from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
+from s2sbench_callback.probe import Probe, table_from_state, table_to_state
+from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
+from s2sbench_callback.schedule import CheckpointTrigger, ProbePlan, plan_probes
+from s2sbench_callback.scoring import LossTable
+
+_FAST_DEV_RUN_QUESTIONS = 4
+
+
+class S2SBenchCallback(pl.Callback):
+    """Asks a speech LM the same questions spoken and written while it trains, and logs how much it loses by hearing.
+
+    Example::
+
+        from s2sbench_callback import S2SBenchCallback, official
+
+        probe = S2SBenchCallback(benchmarks=[official("S2SBench/eval_s2t.yaml", name="sStory_s2t")])
+        checkpoint = ModelCheckpoint(
+            every_n_train_steps=1000, monitor="s2sbench/mean/s2t/accuracy", mode="max", auto_insert_metric_name=False
+        )
+        trainer = Trainer(callbacks=[probe, checkpoint], logger=[TensorBoardLogger("runs"), WandbLogger()])
+
+    Args:
+        benchmarks: The sets to ask; by default the embedded one.
+        adapter: How the model is read; found from its class by default.
+        locator: Where the language model is in the LightningModule, as a dotted path or a function of it; by default the
+            LightningModule itself is looked at, then its children.
+        conditions: ``s2t``, ``t2t`` or both.
+        every_n_train_steps: Optimizer steps between probes; by default each ``ModelCheckpoint`` is followed, always before it saves.
+        at_start: Whether to probe before the first step.
+        at_end: Whether to probe after the last step.
+        reference: What T→T is held against: the folder of another run's record, of which the first probe counts; by default the first
+            T→T of this run.
+        max_questions: Questions per set; a larger set is cut to a fixed subset, the same at every probe.
+        max_tokens: Positions in one forward; chosen for the device by default.
+        dirpath: Folder of the record; by default ``s2sbench`` in the first logger's folder of this run.
+        on_error: What a probe that fails does: ``raise`` ends the training, ``skip`` warns, logs ``s2sbench/skipped`` and goes on. By default
+            the first probe raises and later ones skip.
+
+    Metrics logged: below ``s2sbench/<set>/<condition>/``: ``accuracy``, ``question_accuracy`` (0..1, higher is better),
+    ``positive_loss``, ``negative_loss``, ``positive_minus_negative`` (nats per token; the last is below 0 when the model is right),
+    ``ties``, ``invalid`` (counts). Below ``s2sbench/<set>/``: ``degradation``, ``intelligence_loss`` (0 is best), ``t2t_change``. All but the
+    counts with ``_low`` and ``_high``, the ends of the 95 % interval. The same below ``s2sbench/mean/``, averaged over sets. ``s2sbench/step``,
+    ``stage``, ``seconds``, ``questions_per_second``, ``share_of_training`` (of the time since training began), ``skipped`` (probes so far).
+
+    State saved: last probed step, folder of the record, number of skipped probes, reference losses. No configuration.
+
+    Hooks used: ``setup``, ``on_train_start``, ``on_train_batch_end``, ``on_validation_end``, ``on_train_epoch_end``, ``on_train_end``.
+
+    Attributes:
+        record: The files of this run, once training has begun; ``None`` before, and in a ``fast_dev_run``.
+
+    Cost: one forward over every context once and every candidate, without gradients, with text logits at answer positions alone; recordings
+    are read and tokenised at the first probe only. The first probe prints what it cost.
+
+    Raises:
+        ValueError: If an argument is out of range, or a set is faulty.
+        MisconfigurationException: At setup, if there is no regular moment to probe at, or the trainer has several devices.
+    """
+
+    def __init__(
+        self,
+        benchmarks: list[Benchmark] | None = None,
+        adapter: Adapter | None = None,
+        locator: Locator | None = None,
+        conditions: list[Condition] | None = None,
+        every_n_train_steps: int | None = None,
+        at_start: bool = True,
+        at_end: bool = True,
+        reference: str | Path | None = None,
+        max_questions: int | None = None,
+        max_tokens: int | None = None,
+        dirpath: str | Path | None = None,
+        on_error: Literal["raise", "skip"] | None = None,
+    ) -> None:
+        super().__init__()
+        if on_error not in (None, "raise", "skip"):
+            raise ValueError(f"on_error must be 'raise', 'skip' or None, got {on_error!r}")
+        self.probe = Probe(benchmarks if benchmarks is not None else [mini()], conditions or CONDITIONS, max_questions, max_tokens)
+        self.adapter = adapter
+        self.locator = locator
+        self.every_n_train_steps = every_n_train_steps
+        self.at_start = at_start
+        self.at_end = at_end
+        self.max_questions = max_questions
+        self.on_error = on_error
+        self._reference: dict[str, LossTable] = _read_reference(Path(reference)) if reference is not None else {}
+        self._reference_is_given = reference is not None
+        self._dirpath = Path(dirpath) if dirpath is not None else None
+        self._plan = ProbePlan()
+        self.record: RunRecord | None = None
+        self._last_step: int | None = None
+        self._skipped = 0
+        self._resumed_dirpath: Path | None = None
+        # Of this process only:
+        self._found: Adapter | None = None
+        self._previous: Tables | None = None
+        self._published: dict[str, float] = {}
+        self._probe_seconds = 0.0
+        self._probes_run = 0
+        self._training_began = 0.0
+        self._cost_is_told = False
+
+    # Hooks
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Decides when to probe, and fails early where that cannot be done."""
+        if stage != "fit":
+            return
+        if trainer.world_size > 1:
+            raise MisconfigurationException(f"S2SBenchCallback probes on a single device so far, and this trainer has {trainer.world_size}")
+        if _is_fast_dev_run(trainer):
+            self._plan = ProbePlan(steps=(1,))
+        else:
+            try:
+                self._plan = plan_probes(self.every_n_train_steps, _checkpoint_triggers(trainer))
+            except ValueError as error:
+                raise MisconfigurationException(str(error)) from error
+        for benchmark in self.probe.benchmarks.values():
+            held = self._reference.get(benchmark.name)
+            if self._reference_is_given and held is not None and held.item_ids != tuple(item.id for item in benchmark.items):
+                raise MisconfigurationException(f"the reference record holds other questions of {benchmark.name!r} than this run asks")
+        rank_zero_info(
+            f"S2SBench probes {', '.join(self.probe.benchmarks)} {self._plan}{', at the start' * self.at_start}{', at the end' * self.at_end}."
+        )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Opens the record, drops what a resumed run has left behind, and probes before the first step."""
+        self._training_began = time.monotonic()
+        if not _is_fast_dev_run(trainer):
+            self._open_record(trainer)
+        if self.at_start and trainer.global_step == 0:
+            self._run_probe(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Probes at optimizer steps."""
+        if self._plan.due_at_step(trainer.global_step, self._last_step):
+            self._run_probe(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Probes after validation where a checkpoint is saved after validation."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        if self._plan.due_at_validation_end(trainer.current_epoch, trainer.global_step, self._last_step):
+            self._run_probe(trainer, pl_module)
+        self._publish(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Probes at the end of an epoch where a checkpoint is saved there."""
+        if self._plan.due_at_train_epoch_end(trainer.current_epoch, trainer.global_step, self._last_step):
+            self._run_probe(trainer, pl_module)
+        self._publish(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Probes after the last step, unless it was probed already."""
+        if self.at_end and trainer.global_step != self._last_step:
+            self._run_probe(trainer, pl_module)
+        self._publish(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Progress, never configuration."""
+        return {
+            "last_step": self._last_step,
+            "skipped": self._skipped,
+            "dirpath": str(self.record.dirpath) if self.record else None,
+            "reference": {} if self._reference_is_given else {name: table_to_state(table) for name, table in self._reference.items()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where the checkpoint was saved."""
+        self._last_step = state_dict["last_step"]
+        self._skipped = state_dict["skipped"]
+        self._resumed_dirpath = Path(state_dict["dirpath"]) if state_dict["dirpath"] else None
+        if not self._reference_is_given:
+            self._reference = {name: table_from_state(table) for name, table in state_dict["reference"].items()}
+
+    # One probe
+
+    def _run_probe(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        began = time.monotonic()
+        self._last_step = trainer.global_step
+        try:
+            with isolated(pl_module):
+                tables, adapter = self._score(trainer, pl_module)
+        except Exception as error:
+            first = self._probes_run == 0
+            if self.on_error == "raise" or (self.on_error is None and first):
+                raise
+            self._skip(trainer, error)
+            return
+        finally:
+            self._probe_seconds += time.monotonic() - began
+        self._probes_run += 1
+        self._reference = self._reference or {name: by_condition["t2t"] for name, by_condition in tables.items() if "t2t" in by_condition}
+        report = self._report(trainer, adapter, tables, time.monotonic() - began)
+        self._show(trainer, report, tables)
+        self._previous = tables
+        self._tell_cost(trainer, report)
+
+    def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
+        model = find_language_model(pl_module, self.locator)
+        self._found = adapter = self.adapter or self._found or find_adapter(pl_module, model)
+        with trainer.precision_plugin.val_step_context():
+            return self.probe.run(adapter, model, pl_module.device, progress=_shows_progress(trainer)), adapter
+
+    def _report(self, trainer: pl.Trainer, adapter: Adapter, tables: Tables, seconds: float) -> ProbeReport:
+        elapsed = time.monotonic() - self._training_began
+        questions = sum(len(next(iter(by_condition.values())).item_ids) for by_condition in tables.values())
+        run_metrics = {
+            "seconds": seconds,
+            "questions_per_second": questions / seconds,
+            "share_of_training": self._probe_seconds / elapsed if trainer.global_step else 0.0,
+            "skipped": float(self._skipped),
+        }
+        signature = {
+            **self.probe.signature(adapter),
+            "package": version("s2sbench_callback"),
+            "precision": str(trainer.precision),
+            "max_questions": self.max_questions,
+        }
+        return build_report(self.probe.benchmarks, tables, self._reference, trainer.global_step, _stage_number(trainer), run_metrics, signature)
+
+    def _show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
+        """To disk, to the loggers, to ``callback_metrics``, to the console; in this order, so that nothing is shown and then lost."""
+        history = [report]
+        if self.record:
+            self.record.append(report, tables)
+            history = self.record.history()
+        figure = panels(history)
+        if self.record:
+            (self.record.dirpath / "panels.png").write_bytes(png(figure))
+        changed = [
+            row
+            for benchmark in self.probe.benchmarks.values()
+            for condition in CONDITIONS
+            for row in changed_sides(benchmark, condition, self._previous, tables, report.step)
+        ]
+        showing = Showing(report, pixels(figure), changed, first=self._probes_run == 1)
+        for logger in trainer.loggers:
+            send(logger, showing)
+        self._published = dict(report.metrics)
+        self._publish(trainer)
+        rank_zero_info(_summary(report))
+
+    def _publish(self, trainer: pl.Trainer) -> None:
+        """Puts the newest figures where ``ModelCheckpoint`` and ``EarlyStopping`` look; Lightning clears that place now and then."""
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({key: torch.tensor(value, device=device) for key, value in self._published.items()})
+
+    def _skip(self, trainer: pl.Trainer, error: Exception) -> None:
+        self._skipped += 1
+        rank_zero_warn(f"The S2SBench probe at step {trainer.global_step} was skipped: {type(error).__name__}: {error}")
+        for logger in trainer.loggers:
+            logger.log_metrics({f"{PREFIX}/skipped": float(self._skipped)}, step=trainer.global_step)
+            logger.save()
+
+    def _open_record(self, trainer: pl.Trainer) -> None:
+        """Goes on in the folder of a resumed run; a new run takes a folder of its own."""
+        resumed = trainer.global_step > 0
+        dirpath = self._dirpath or (self._resumed_dirpath if resumed else None) or _default_dirpath(trainer)
+        self.record = RunRecord(dirpath)
+        moved = self.record.supersede_after(trainer.global_step if resumed else -1)
+        if moved:
+            rank_zero_info(f"{moved} earlier probe(s) in {dirpath} are not of this run's weights and moved to {self.record.superseded_path.name}.")
+        history = self.record.history()
+        if history and self.record.losses_path(history[-1].step).is_file():
+            self._previous = self.record.losses(history[-1].step)
+
+    def _tell_cost(self, trainer: pl.Trainer, report: ProbeReport) -> None:
+        """Once, as soon as there is training to hold it against."""
+        if self._cost_is_told or not trainer.global_step:
+            return
+        self._cost_is_told = True
+        seconds, share = report.metrics[f"{PREFIX}/seconds"], report.metrics[f"{PREFIX}/share_of_training"]
+        questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
+        advice = ""
+        if share > 0.05:
+            advice = f" To stay below 5 %, ask max_questions={max(1, int(questions * 0.05 / share))} a set, or probe less often."
+        rank_zero_info(f"A probe takes {seconds:.1f} s; so far probes are {share:.1%} of the training time.{advice}")
+
+
+def _is_fast_dev_run(trainer: pl.Trainer) -> bool:
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def _read_reference(dirpath: Path) -> dict[str, LossTable]:
+    record = RunRecord(dirpath)
+    history = record.history()
+    if not history:
+        raise ValueError(f"reference={str(dirpath)!r} holds no probes: there is no {record.probes_path}, or it is empty")
+    return {name: by_condition["t2t"] for name, by_condition in record.losses(history[0].step).items() if "t2t" in by_condition}
+
+
+def _checkpoint_triggers(trainer: pl.Trainer) -> list[CheckpointTrigger]:
+    """What each ``ModelCheckpoint`` of either namespace does; it keeps its triggers in private attributes."""
+    triggers = []
+    for callback in trainer.checkpoint_callbacks:
+        kept: Any = callback
+        if all(hasattr(kept, name) for name in ("_every_n_train_steps", "_every_n_epochs", "_train_time_interval")):
+            triggers.append(
+                CheckpointTrigger(
+                    kept._every_n_train_steps,
+                    kept._every_n_epochs,
+                    kept._train_time_interval is not None,
+                    kept._should_save_on_train_epoch_end(trainer),
+                )
+            )
+    return triggers
+
+
+def _default_dirpath(trainer: pl.Trainer) -> Path:
+    """Below the first logger's folder of this run, else a numbered folder below the trainer's root."""
+    for logger in trainer.loggers:
+        if logger.save_dir is not None:
+            number = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+            return Path(logger.save_dir) / str(logger.name) / number / PREFIX
+    root = Path(trainer.default_root_dir)
+    taken = 0
+    while (root / f"{PREFIX}{f'_{taken}' if taken else ''}").exists():
+        taken += 1
+    return root / f"{PREFIX}{f'_{taken}' if taken else ''}"
+
+
+def _stage_number(trainer: pl.Trainer) -> int | None:
+    numbers = (getattr(callback, "stage_number", None) for callback in cast(Any, trainer).callbacks)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _shows_progress(trainer: pl.Trainer) -> bool:
+    return trainer.is_global_zero and trainer.progress_bar_callback is not None
+
+
+def _summary(report: ProbeReport) -> str:
+    """One line a set: ``step 300 | mini | S→T 0.562 [0.498, 0.625] | T→T 0.971 [...] | degradation ...``."""
+    lines = []
+    for name, conditions in report.sets.items():
+        parts = [f"S2SBench step {report.step}", *([f"stage {report.stage}"] if report.stage is not None else []), name]
+        for condition in conditions:
+            accuracy = report.figure(name, condition, "accuracy")
+            gap = report.figure(name, condition, "positive_minus_negative")
+            parts.append(f"{CONDITION_NAMES[condition]} {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}], pos-neg {gap.value:+.3f}")
+        for figure in ("degradation", "intelligence_loss"):
+            if f"{PREFIX}/{name}/{figure}" in report.metrics:
+                parts.append(f"{figure.replace('_', ' ')} {report.figure(name, None, figure).value:+.3f}")
+        lines.append(" | ".join(parts))
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""What is asked: questions with their contexts and candidates, validated, without torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+Language = Literal["en", "zh"]
+TieRule = Literal["lose", "win"]
+
+
+@dataclass(frozen=True)
+class Audio:
+    """One recording on disk.
+
+    Attributes:
+        path: The file.
+        digest: Hash of its bytes; recordings of equal digest are one recording.
+        seconds: Its length.
+    """
+
+    path: Path
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Context:
+    """What precedes a candidate, written and, where there is a recording, spoken."""
+
+    text: str
+    audio: Audio | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question: candidates after a context, one of which is the answer.
+
+    Attributes:
+        id: Name of the question, unique in its benchmark.
+        contexts: The context of each candidate. In a clean set they are all the same; where they differ, each candidate is scored
+            with its own.
+        candidates: Texts to compare, two or more, all different.
+        answer: Index of the right candidate.
+        group: Questions that share one are not independent of each other; by default each stands for itself.
+    """
+
+    id: str
+    contexts: tuple[Context, ...]
+    candidates: tuple[str, ...]
+    answer: int
+    group: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if len(self.candidates) < 2:
+            raise ValueError(f"item {self.id!r} has {len(self.candidates)} candidate(s); a comparison needs at least 2")
+        if len(self.contexts) != len(self.candidates):
+            raise ValueError(f"item {self.id!r} has {len(self.contexts)} contexts for {len(self.candidates)} candidates; give one each")
+        if not 0 <= self.answer < len(self.candidates):
+            raise ValueError(f"item {self.id!r}: answer {self.answer} is no index of its {len(self.candidates)} candidates")
+        for index, candidate in enumerate(self.candidates):
+            if not candidate.strip():
+                raise ValueError(f"item {self.id!r}: candidate {index} is empty")
+        if len({candidate.strip() for candidate in self.candidates}) != len(self.candidates):
+            raise ValueError(f"item {self.id!r} has identical candidates: {list(self.candidates)}")
+        for context in self.contexts:
+            if not context.text.strip():
+                raise ValueError(f"item {self.id!r} has an empty context")
+        if not self.group:
+            object.__setattr__(self, "group", self.id)
+
+    @property
+    def has_audio(self) -> bool:
+        """Whether every candidate has a spoken context."""
+        return all(context.audio is not None for context in self.contexts)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A set of questions under one name and one tie rule.
+
+    Attributes:
+        name: The ``<set>`` of the metric keys.
+        language: ``en`` or ``zh``; decides prompt and spacing.
+        items: The questions, in the order of the file.
+        tie_rule: Whether the answer loses or wins a comparison in which both losses are equal.
+    """
+
+    name: str
+    language: Language
+    items: tuple[Item, ...]
+    tie_rule: TieRule = "lose"
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ValueError(f"a benchmark's name is part of its metric keys: it must not be empty or contain '/', got {self.name!r}")
+        if self.language not in ("en", "zh"):
+            raise ValueError(f"benchmark {self.name!r}: language must be 'en' or 'zh', got {self.language!r}")
+        if self.tie_rule not in ("lose", "win"):
+            raise ValueError(f"benchmark {self.name!r}: tie_rule must be 'lose' or 'win', got {self.tie_rule!r}")
+        if not self.items:
+            raise ValueError(f"benchmark {self.name!r} has no items")
+        seen: set[str] = set()
+        for item in self.items:
+            if item.id in seen:
+                raise ValueError(f"benchmark {self.name!r} has two items with the id {item.id!r}")
+            seen.add(item.id)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything that can change a figure: texts, answers, order, the recordings' bytes, language and tie rule."""
+        digest = hashlib.blake2b(digest_size=8)
+
+        def add(*parts: str) -> None:
+            for part in parts:
+                data = part.encode()
+                digest.update(len(data).to_bytes(8, "big") + data)
+
+        add(self.language, self.tie_rule)
+        for item in self.items:
+            add(item.id, item.group, str(item.answer), str(len(item.candidates)))
+            for context, candidate in zip(item.contexts, item.candidates, strict=True):
+                add(context.text, context.audio.digest if context.audio else "", candidate)
+        return digest.hexdigest()

@@ -1,0 +1,143 @@
+"""Questions laid out in rows: each context once, its candidates beside each other behind it.
+
+A candidate's tokens look at their own context and at themselves, at nothing else, and count positions from the end of the context,
+so that each candidate is read exactly as if it stood alone after the context. The last token of a candidate is never
+fed: it is only predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from s2sbench_callback.adapters.protocol import Row
+
+
+@dataclass(frozen=True)
+class EncodedCandidate:
+    """One candidate, tokenised.
+
+    Attributes:
+        question: Index of its question in the benchmark.
+        candidate: Index among the question's candidates.
+        ids: Text ids to predict, ``[n]`` with ``n >= 1``.
+        streams: The same tokens as positions to feed, ``[n, S]``.
+    """
+
+    question: int
+    candidate: int
+    ids: Tensor
+    streams: Tensor
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One context with the candidates that share it: the smallest thing that can be packed.
+
+    Attributes:
+        context: ``[L, S]``.
+        candidates: One or more.
+    """
+
+    context: Tensor
+    candidates: tuple[EncodedCandidate, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Positions that the unit takes in a row."""
+        return len(self.context) + sum(len(candidate.ids) - 1 for candidate in self.candidates)
+
+    def alone(self) -> Iterator[Unit]:
+        """The same work without sharing: one unit a candidate."""
+        for candidate in self.candidates:
+            yield Unit(self.context, (candidate,))
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A row and what its logits are compared with.
+
+    Attributes:
+        row: What the adapter reads.
+        targets: ``[A]`` text ids, one for each of ``row.sources``.
+        questions: ``[A]`` question of each target.
+        candidates: ``[A]`` candidate of each target.
+    """
+
+    row: Row
+    targets: Tensor
+    questions: Tensor
+    candidates: Tensor
+
+
+def pack(units: Sequence[Unit], max_tokens: int) -> list[tuple[Unit, ...]]:
+    """Decides which units share a row: first fit, longest first, ties in the given order.
+
+    Args:
+        units: The work.
+        max_tokens: Positions in one row; a unit that is longer gets a row of its own.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    rows: list[list[Unit]] = []
+    free: list[int] = []
+    for unit in sorted(units, key=lambda unit: -unit.tokens):
+        place = next((index for index, room in enumerate(free) if room >= unit.tokens), None)
+        if place is None:
+            rows.append([])
+            free.append(max_tokens)
+            place = len(rows) - 1
+        rows[place].append(unit)
+        free[place] -= unit.tokens
+    return [tuple(row) for row in rows]
+
+
+def build_row(units: Sequence[Unit]) -> PackedRow:
+    """Lays out the units of one row.
+
+    Args:
+        units: What :func:`pack` put together, or a single unit.
+    """
+    widest = max(piece.shape[1] for unit in units for piece in (unit.context, *(candidate.streams for candidate in unit.candidates)))
+    streams, positions, contexts, branches = [], [], [], []
+    targets, questions, candidates = [], [], []
+    sources: list[int] = []
+    end = 0
+
+    def place(piece: Tensor, first_position: int, context: int, branch: int) -> None:
+        nonlocal end
+        streams.append(torch.nn.functional.pad(piece, (0, widest - piece.shape[1]), value=-1))
+        positions.append(torch.arange(first_position, first_position + len(piece)))
+        contexts.append(torch.full((len(piece),), context))
+        branches.append(torch.full((len(piece),), branch))
+        end += len(piece)
+
+    for context_index, unit in enumerate(units):
+        place(unit.context, 0, context_index, -1)
+        last_of_context = end - 1
+        for branch, candidate in enumerate(unit.candidates):
+            fed = len(candidate.ids) - 1
+            sources.extend((last_of_context, *range(end, end + fed)))
+            place(candidate.streams[:fed], len(unit.context), context_index, branch)
+            targets.append(candidate.ids)
+            questions.append(torch.full_like(candidate.ids, candidate.question))
+            candidates.append(torch.full_like(candidate.ids, candidate.candidate))
+
+    one_sequence = len(units) == 1 and len(units[0].candidates) == 1
+    row = Row(
+        streams=torch.cat(streams),
+        positions=torch.cat(positions),
+        mask=None if one_sequence else _visible(torch.cat(contexts), torch.cat(branches)),
+        sources=torch.tensor(sources),
+    )
+    return PackedRow(row, torch.cat(targets), torch.cat(questions), torch.cat(candidates))
+
+
+def _visible(contexts: Tensor, branches: Tensor) -> Tensor:
+    """``[T, T]``: earlier positions of the same context that belong to the context itself or to the same candidate."""
+    same_context = contexts[:, None] == contexts[None, :]
+    same_branch = (branches[None, :] == -1) | (branches[:, None] == branches[None, :])
+    return (same_context & same_branch).tril_()

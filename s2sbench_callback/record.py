@@ -1,0 +1,121 @@
+"""The files of a run: reports as lines, losses as one archive a probe; each written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.report import ProbeReport, Tables
+from s2sbench_callback.scoring import LossTable
+
+
+class RunRecord:
+    """``probes.jsonl`` and ``losses/`` of one run.
+
+    Args:
+        dirpath: The folder; made when first written to.
+    """
+
+    def __init__(self, dirpath: Path) -> None:
+        self.dirpath = dirpath
+
+    @property
+    def probes_path(self) -> Path:
+        """One report a line, in order of steps."""
+        return self.dirpath / "probes.jsonl"
+
+    @property
+    def superseded_path(self) -> Path:
+        """Reports of weights that are gone since the run was resumed from an earlier step."""
+        return self.dirpath / "probes.superseded.jsonl"
+
+    def losses_path(self, step: int) -> Path:
+        """Losses of one probe."""
+        return self.dirpath / "losses" / f"step={step:08d}.npz"
+
+    def history(self) -> list[ProbeReport]:
+        """All reports so far, in the order in which they were written."""
+        return _read(self.probes_path)
+
+    def append(self, report: ProbeReport, tables: Tables) -> None:
+        """Writes a probe: its losses first, so that a report never stands without them."""
+        path = self.losses_path(report.step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, np.ndarray] = {}
+        for name, by_condition in tables.items():
+            for condition, table in by_condition.items():
+                arrays[f"{name}/items"] = np.array(table.item_ids)
+                arrays[f"{name}/groups"] = np.array(table.groups)
+                arrays[f"{name}/answers"] = table.answers
+                arrays[f"{name}/{condition}/nats"] = table.nats
+                arrays[f"{name}/{condition}/tokens"] = table.tokens
+        temporary = path.with_name(f".{path.name}.partial")
+        with temporary.open("wb") as stream:
+            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        _write(self.probes_path, [*self.history(), report])
+
+    def losses(self, step: int) -> dict[str, dict[Condition, LossTable]]:
+        """The tables of one probe, by set and condition.
+
+        Raises:
+            FileNotFoundError: If there is no probe of that step.
+        """
+        path = self.losses_path(step)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no losses of step {step}; this record has steps {[report.step for report in self.history()]}")
+        tables: dict[str, dict[Condition, LossTable]] = {}
+        with np.load(path) as arrays:
+            for name in [key.removesuffix("/items") for key in arrays if key.endswith("/items")]:
+                ids, groups = (tuple(arrays[f"{name}/{part}"].tolist()) for part in ("items", "groups"))
+                tables[name] = {
+                    condition: LossTable(
+                        ids, groups, arrays[f"{name}/answers"], arrays[f"{name}/{condition}/nats"], arrays[f"{name}/{condition}/tokens"]
+                    )
+                    for condition in CONDITIONS
+                    if f"{name}/{condition}/nats" in arrays
+                }
+        return tables
+
+    def supersede_after(self, step: int) -> int:
+        """Moves reports of later steps out of the history.
+
+        Args:
+            step: The step that the run goes on from.
+
+        Returns:
+            How many reports were moved.
+        """
+        history = self.history()
+        gone = [report for report in history if report.step > step]
+        if gone:
+            _write(self.superseded_path, [*_read(self.superseded_path), *gone])
+            _write(self.probes_path, [report for report in history if report.step <= step])
+        return len(gone)
+
+
+def _read(path: Path) -> list[ProbeReport]:
+    if not path.is_file():
+        return []
+    reports = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            reports.append(ProbeReport.from_json(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return reports
+
+
+def _write(path: Path, reports: Iterable[ProbeReport]) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{report.to_json()}\n" for report in reports)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)

@@ -1,0 +1,141 @@
+"""One probe as data: its figures under the metric keys, and the signature that says what produced them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from s2sbench_callback.items import Benchmark
+from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures
+from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.scoring import LossTable
+from s2sbench_callback.significance import Estimate, average
+
+PREFIX = "s2sbench"
+ESTIMATES = ("accuracy", "question_accuracy", "positive_loss", "negative_loss", "positive_minus_negative")
+COUNTS = ("ties", "invalid")
+
+Tables = Mapping[str, Mapping[Condition, LossTable]]
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What one probe found.
+
+    Attributes:
+        step: Optimizer steps done.
+        stage: Number of the training stage from 1, where the run has stages.
+        sets: The conditions asked, by set.
+        metrics: Every figure under its key, intervals under ``<key>_low`` and ``<key>_high``.
+        signature: Everything that can change a figure besides the model's weights.
+    """
+
+    step: int
+    stage: int | None
+    sets: Mapping[str, tuple[Condition, ...]]
+    metrics: Mapping[str, float]
+    signature: Mapping[str, Any] = field(default_factory=dict)
+
+    def figure(self, name: str, condition: Condition | None, figure: str) -> Estimate:
+        """A figure with its interval.
+
+        Args:
+            name: A set, or ``mean``.
+            condition: The condition, or ``None`` for figures across conditions.
+            figure: For example ``accuracy``.
+
+        Raises:
+            KeyError: If the probe has no such figure.
+        """
+        key = "/".join(part for part in (PREFIX, name, condition, figure) if part)
+        return Estimate(self.metrics[key], self.metrics.get(f"{key}_low", math.nan), self.metrics.get(f"{key}_high", math.nan))
+
+    def to_json(self) -> str:
+        """One line; NaN becomes null."""
+        content = asdict(self)
+        content["metrics"] = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> ProbeReport:
+        """The report that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: If the line is not such a report.
+        """
+        try:
+            content = json.loads(line)
+            content["sets"] = {name: tuple(conditions) for name, conditions in content["sets"].items()}
+            content["metrics"] = {key: math.nan if value is None else float(value) for key, value in content["metrics"].items()}
+            return cls(**content)
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the report of a probe: {error!r} in {line[:80]!r}") from error
+
+
+def set_metrics(benchmark: Benchmark, tables: Mapping[Condition, LossTable], reference: LossTable | None) -> dict[str, Estimate | int]:
+    """Figures of one set, keyed below its name.
+
+    Args:
+        benchmark: The set.
+        tables: Losses by condition.
+        reference: T→T losses of the same questions that T→T and S→T are held against, where there are any.
+    """
+    figures: dict[str, Estimate | int] = {}
+    for condition, table in tables.items():
+        found: ConditionFigures = condition_figures(table, benchmark.tie_rule)
+        figures.update({f"{condition}/{name}": getattr(found, name) for name in (*ESTIMATES, *COUNTS)})
+    s2t, t2t = tables.get("s2t"), tables.get("t2t")
+    if s2t and t2t:
+        figures["degradation"] = accuracy_difference(t2t, s2t, benchmark.tie_rule)
+    if s2t and reference:
+        figures["intelligence_loss"] = accuracy_difference(reference, s2t, benchmark.tie_rule)
+    if t2t and reference:
+        figures["t2t_change"] = accuracy_difference(t2t, reference, benchmark.tie_rule)
+    return figures
+
+
+def build_report(
+    benchmarks: Mapping[str, Benchmark],
+    tables: Tables,
+    reference: Mapping[str, LossTable],
+    step: int,
+    stage: int | None,
+    run_metrics: Mapping[str, float],
+    signature: Mapping[str, Any],
+) -> ProbeReport:
+    """Puts a probe's tables under the metric keys.
+
+    Args:
+        benchmarks: The sets by name.
+        tables: Losses by set and condition.
+        reference: T→T losses to hold against, by set.
+        step: Optimizer steps done.
+        stage: Number of the training stage from 1, where there are stages.
+        run_metrics: Figures of the run itself (``seconds``, ``share_of_training``, ...), without prefix.
+        signature: What produced the figures.
+    """
+    by_set = {name: set_metrics(benchmarks[name], tables[name], reference.get(name)) for name in tables}
+    across: dict[str, list[Estimate]] = {}
+    for figures in by_set.values():
+        for key, figure in figures.items():
+            if isinstance(figure, Estimate):
+                across.setdefault(key, []).append(figure)
+    by_set["mean"] = {key: average(estimates) for key, estimates in across.items()}
+
+    metrics: dict[str, float] = {}
+    for name, figures in by_set.items():
+        for key, figure in figures.items():
+            full = f"{PREFIX}/{name}/{key}"
+            if isinstance(figure, Estimate):
+                metrics.update({full: figure.value, f"{full}_low": figure.low, f"{full}_high": figure.high})
+            else:
+                metrics[full] = float(figure)
+    metrics[f"{PREFIX}/step"] = float(step)
+    if stage is not None:
+        metrics[f"{PREFIX}/stage"] = float(stage)
+    metrics.update({f"{PREFIX}/{key}": value for key, value in run_metrics.items()})
+    sets = {name: tuple(condition for condition in CONDITIONS if condition in tables[name]) for name in tables}
+    return ProbeReport(step, stage, sets, metrics, signature)
