@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +26,6 @@ from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
 from s2sbench_callback.schedule import CheckpointTrigger, ProbePlan, plan_probes
 from s2sbench_callback.scoring import LossTable
-
-_FAST_DEV_RUN_QUESTIONS = 4
 
 
 class S2SBenchCallback(pl.Callback):
@@ -121,6 +120,7 @@ class S2SBenchCallback(pl.Callback):
         self._probe_seconds = 0.0
         self._probes_run = 0
         self._training_began = 0.0
+        self._last_ended = 0.0
         self._cost_is_told = False
 
     # Hooks
@@ -149,6 +149,7 @@ class S2SBenchCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Opens the record, drops what a resumed run has left behind, and probes before the first step."""
         self._training_began = time.monotonic()
+        self._last_ended = self._training_began
         if not _is_fast_dev_run(trainer):
             self._open_record(trainer)
         if self.at_start and trainer.global_step == 0:
@@ -217,7 +218,8 @@ class S2SBenchCallback(pl.Callback):
         report = self._report(trainer, adapter, tables, time.monotonic() - began)
         self._show(trainer, report, tables)
         self._previous = tables
-        self._tell_cost(trainer, report)
+        self._tell_cost(report, began - self._last_ended if trainer.global_step and self._last_ended else 0.0)
+        self._last_ended = time.monotonic()
 
     def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
         model = find_language_model(pl_module, self.locator)
@@ -288,17 +290,19 @@ class S2SBenchCallback(pl.Callback):
         if history and self.record.losses_path(history[-1].step).is_file():
             self._previous = self.record.losses(history[-1].step)
 
-    def _tell_cost(self, trainer: pl.Trainer, report: ProbeReport) -> None:
-        """Once, as soon as there is training to hold it against."""
-        if self._cost_is_told or not trainer.global_step:
+    def _tell_cost(self, report: ProbeReport, training_seconds: float) -> None:
+        """Once, as soon as there is training between two probes to hold it against."""
+        if self._cost_is_told or not training_seconds:
             return
         self._cost_is_told = True
-        seconds, share = report.metrics[f"{PREFIX}/seconds"], report.metrics[f"{PREFIX}/share_of_training"]
-        questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
+        seconds = report.metrics[f"{PREFIX}/seconds"]
+        share = seconds / (seconds + training_seconds)
         advice = ""
         if share > 0.05:
-            advice = f" To stay below 5 %, ask max_questions={max(1, int(questions * 0.05 / share))} a set, or probe less often."
-        rank_zero_info(f"A probe takes {seconds:.1f} s; so far probes are {share:.1%} of the training time.{advice}")
+            fits = 0.05 / 0.95 * training_seconds / seconds
+            questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
+            advice = f" To stay below 5 %, set max_questions={max(1, int(questions * fits))}, or probe {math.ceil(1 / fits)} times less often."
+        rank_zero_info(f"A probe takes {seconds:.1f} s, {share:.1%} of the time from one to the next.{advice}")
 
 
 def _is_fast_dev_run(trainer: pl.Trainer) -> bool:

@@ -67,13 +67,15 @@ class SpeechTokenizer(nn.Module):
         Returns:
             Codes ``[F, K]`` at 12.5 Hz, int64.
         """
-        residual = (self.frames(waveform) - self.mean) @ self.projection
-        codes = []
-        for level in range(len(self.codebook_sizes)):
-            nearest = _nearest(residual, self._codebook(level))
-            residual = residual - self._codebook(level)[nearest]
-            codes.append(nearest)
-        return torch.stack(codes, dim=1)
+        # Codes must not depend on the precision that the language model happens to train in.
+        with torch.autocast(waveform.device.type, enabled=False):
+            residual = (self.frames(waveform) - self.mean) @ self.projection
+            codes = []
+            for level in range(len(self.codebook_sizes)):
+                nearest = _nearest(residual, self._codebook(level))
+                residual = residual - self._codebook(level)[nearest]
+                codes.append(nearest)
+            return torch.stack(codes, dim=1)
 
     @torch.no_grad()
     def fit(self, waveforms: Iterable[Tensor], seed: int = 0) -> None:

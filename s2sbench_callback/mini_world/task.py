@@ -34,7 +34,7 @@ class MiniTask(pl.LightningModule):
         self,
         pretraining: Pretraining = Pretraining(),  # noqa: B008  # frozen
         audio_learning_rate: float = 5e-3,
-        lm_learning_rate: float = 2e-3,
+        lm_learning_rate: float = 1e-3,
         warm_up_steps: int = 30,
         audio_loss_weight: float = 0.15,
         cache_dir: str | Path | None = None,

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from s2sbench_callback import Benchmark, Item, ProbeReport
+from s2sbench_callback.items import Context
+from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import build_report
+from s2sbench_callback.scoring import LossTable
+
+ITEMS = tuple(Item(f"q{index}", (Context("c"),) * 2, ("a", "b"), 0) for index in range(4))
+BENCHMARK = Benchmark("mine", "en", ITEMS)
+
+
+def table(rights: str) -> LossTable:
+    nats = np.array([[1.0, 2.0] if right == "r" else [2.0, 1.0] for right in rights])
+    names = tuple(item.id for item in ITEMS)
+    return LossTable(names, names, np.zeros(4, dtype=np.int64), nats, np.full((4, 2), 2))
+
+
+def probe(step: int, s2t: str = "rwww", t2t: str = "rrrw", reference: str = "rrrr", stage: int | None = 1) -> tuple[ProbeReport, dict]:
+    tables = {"mine": {"s2t": table(s2t), "t2t": table(t2t)}}
+    report = build_report({"mine": BENCHMARK}, tables, {"mine": table(reference)}, step, stage, {"seconds": 2.0}, {"package": "1"})
+    return report, tables
+
+
+def test_metric_keys_and_their_meaning() -> None:
+    metrics = probe(10)[0].metrics
+    value = lambda key: metrics[f"s2sbench/{key}"]  # noqa: E731
+    assert value("mine/s2t/accuracy") == 0.25
+    assert value("mine/t2t/accuracy") == 0.75
+    assert value("mine/s2t/positive_loss") == (0.5 + 3 * 1.0) / 4
+    assert value("mine/degradation") == 0.5
+    assert value("mine/intelligence_loss") == 0.75
+    assert value("mine/t2t_change") == -0.25
+    assert value("mean/s2t/accuracy") == 0.25
+    assert (value("step"), value("stage"), value("seconds")) == (10, 1, 2.0)
+    assert (value("mine/s2t/ties"), value("mine/s2t/invalid")) == (0, 0)
+    estimates = ["accuracy", "question_accuracy", "positive_loss", "negative_loss", "positive_minus_negative"]
+    keys = {f"{place}/{c}/{name}" for place in ("mine", "mean") for c in ("s2t", "t2t") for name in estimates}
+    keys |= {f"{place}/{name}" for place in ("mine", "mean") for name in ("degradation", "intelligence_loss", "t2t_change")}
+    keys |= {f"{key}{end}" for key in keys for end in ("_low", "_high")}
+    keys |= {f"mine/{c}/{name}" for c in ("s2t", "t2t") for name in ("ties", "invalid")} | {"step", "stage", "seconds"}
+    assert set(metrics) == {f"s2sbench/{key}" for key in keys}
+
+
+def test_the_mean_is_over_sets() -> None:
+    other = Benchmark("other", "zh", ITEMS)
+    tables = {"mine": {"s2t": table("rwww")}, "other": {"s2t": table("rrrr")}}
+    metrics = build_report({"mine": BENCHMARK, "other": other}, tables, {}, 0, None, {}, {}).metrics
+    assert metrics["s2sbench/mean/s2t/accuracy"] == (0.25 + 1.0) / 2
+    assert "s2sbench/mean/degradation" not in metrics
+    assert "s2sbench/stage" not in metrics
+
+
+def test_a_report_survives_json() -> None:
+    report = probe(10)[0]
+    broken = ProbeReport(report.step, report.stage, report.sets, {**report.metrics, "s2sbench/x": math.nan}, report.signature)
+    back = ProbeReport.from_json(broken.to_json())
+    assert math.isnan(back.metrics["s2sbench/x"])
+    assert {key: value for key, value in back.metrics.items() if key != "s2sbench/x"} == report.metrics
+    assert (back.step, back.stage, back.sets, back.signature) == (report.step, report.stage, report.sets, report.signature)
+    assert back.figure("mine", "s2t", "accuracy").value == 0.25
+    assert back.figure("mine", None, "degradation").value == 0.5
+    with pytest.raises(ValueError, match="not the report of a probe"):
+        ProbeReport.from_json('{"step": 1}')
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "s2sbench")
+    assert record.history() == []
+    for step in (0, 1000):
+        record.append(*probe(step))
+    assert [report.step for report in record.history()] == [0, 1000]
+    assert (tmp_path / "s2sbench" / "losses" / "step=00001000.npz").is_file()
+    tables = record.losses(1000)
+    assert set(tables["mine"]) == {"s2t", "t2t"}
+    for condition, expected in probe(1000)[1]["mine"].items():
+        found = tables["mine"][condition]
+        assert (found.item_ids, found.groups) == (expected.item_ids, expected.groups)
+        for name in ("answers", "nats", "tokens"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    with pytest.raises(FileNotFoundError, match=r"no losses of step 5; this record has steps \[0, 1000\]"):
+        record.losses(5)
+
+
+def test_no_unfinished_file_is_left(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    record.append(*probe(0))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["probes.jsonl", "step=00000000.npz"]
+
+
+def test_a_failed_write_leaves_the_history_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RunRecord(tmp_path)
+    record.append(*probe(0))
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        record.append(*probe(100))
+    assert [report.step for report in record.history()] == [0]
+    assert not record.losses_path(100).exists()
+
+
+def test_resuming_moves_later_reports_out_of_the_history(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    for step in (0, 100, 200, 300):
+        record.append(*probe(step))
+    assert record.supersede_after(100) == 2
+    assert [report.step for report in record.history()] == [0, 100]
+    assert record.supersede_after(100) == 0
+    record.append(*probe(200))
+    assert record.supersede_after(150) == 1
+    steps = [ProbeReport.from_json(line).step for line in record.superseded_path.read_text().splitlines()]
+    assert steps == [200, 300, 200]
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "probes.jsonl").write_text(probe(0)[0].to_json() + "\n{\n")
+    with pytest.raises(ValueError, match=r"probes\.jsonl, line 2: not the report of a probe"):
+        RunRecord(tmp_path).history()
