@@ -131,23 +131,19 @@ class S2SBenchCallback(pl.Callback):
             return
         if trainer.world_size > 1:
             raise MisconfigurationException(f"S2SBenchCallback probes on a single device so far, and this trainer has {trainer.world_size}")
-        if _is_fast_dev_run(trainer):
-            self._plan = ProbePlan(steps=(1,))
-        else:
-            try:
-                self._plan = plan_probes(self.every_n_train_steps, _checkpoint_triggers(trainer))
-            except ValueError as error:
-                raise MisconfigurationException(str(error)) from error
+        self._plan = self._make_plan(trainer)
         for benchmark in self.probe.benchmarks.values():
             held = self._reference.get(benchmark.name)
             if self._reference_is_given and held is not None and held.item_ids != tuple(item.id for item in benchmark.items):
                 raise MisconfigurationException(f"the reference record holds other questions of {benchmark.name!r} than this run asks")
-        rank_zero_info(
-            f"S2SBench probes {', '.join(self.probe.benchmarks)} {self._plan}{', at the start' * self.at_start}{', at the end' * self.at_end}."
-        )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Opens the record, drops what a resumed run has left behind, and probes before the first step."""
+        # Only now is it known whether there is validation to wait for.
+        self._plan = self._make_plan(trainer)
+        rank_zero_info(
+            f"S2SBench probes {', '.join(self.probe.benchmarks)} {self._plan}{', at the start' * self.at_start}{', at the end' * self.at_end}."
+        )
         self._training_began = time.monotonic()
         self._last_ended = self._training_began
         if not _is_fast_dev_run(trainer):
@@ -198,6 +194,14 @@ class S2SBenchCallback(pl.Callback):
             self._reference = {name: table_from_state(table) for name, table in state_dict["reference"].items()}
 
     # One probe
+
+    def _make_plan(self, trainer: pl.Trainer) -> ProbePlan:
+        if _is_fast_dev_run(trainer):
+            return ProbePlan(steps=(1,))
+        try:
+            return plan_probes(self.every_n_train_steps, _checkpoint_triggers(trainer))
+        except ValueError as error:
+            raise MisconfigurationException(str(error)) from error
 
     def _run_probe(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         began = time.monotonic()

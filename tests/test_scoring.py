@@ -74,9 +74,7 @@ def test_losses_are_those_of_a_slow_independent_computation(tiny_speech_lm: Mini
 
 @pytest.mark.parametrize("condition", ["s2t", "t2t"])
 @pytest.mark.parametrize("max_tokens", [1, 150, 400, 4096])
-def test_packed_and_plain_agree_on_the_speech_lm(
-    tiny_speech_lm: MiniSpeechLM, mini_set: Benchmark, condition: Condition, max_tokens: int
-) -> None:
+def test_packed_and_plain_agree_on_the_speech_lm(tiny_speech_lm: MiniSpeechLM, mini_set: Benchmark, condition: Condition, max_tokens: int) -> None:
     plain = score(tiny_speech_lm, mini_adapter(), mini_set, condition, packed=False)
     packed = score(tiny_speech_lm, mini_adapter(), mini_set, condition, max_tokens)
     np.testing.assert_allclose(packed.losses, plain.losses, atol=EXACT_NATS)

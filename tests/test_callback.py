@@ -1,0 +1,514 @@
+from __future__ import annotations
+
+import csv
+import random
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import soundfile
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Qwen2ForCausalLM
+
+from conftest import TINY
+from s2sbench_callback import Benchmark, Item, S2SBenchCallback, StageUnfreeze, two_stage
+from s2sbench_callback.adapters import Row, SummedCodebooks
+from s2sbench_callback.items import Context
+from s2sbench_callback.mini_world.data import MiniData
+from s2sbench_callback.mini_world.layouts import collate
+from s2sbench_callback.mini_world.losses import next_token_losses
+from s2sbench_callback.mini_world.pretraining import mini_adapter
+from s2sbench_callback.mini_world.task import MiniTask
+from s2sbench_callback.mini_world.text_tokenizer import AUDIO_END, AUDIO_START, build_text_tokenizer
+from s2sbench_callback.record import RunRecord
+
+
+class Noisy(MiniTask):
+    """Draws from every generator while it trains, has dropout and a frozen part in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__(TINY)
+        self.dropout = nn.Dropout(0.1)
+        self.frozen = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2)).eval()
+        self.draws: list[float] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        assert not self.frozen.training
+        assert not any(module.training for module in self.frozen.modules())
+        self.draws += [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return super().training_step(batch, batch_idx) + self.dropout(torch.ones(8)).mean() * self.model.lm_head.weight.square().mean()
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.log("val/loss", sum(next_token_losses(self.model, batch["streams"], batch["weights"])))
+
+
+class Data(MiniData):
+    """With four samples to validate on."""
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        assert self._samples is not None
+        return DataLoader([self._samples[index] for index in range(4)], 2, collate_fn=collate)
+
+
+def fit(folder: Path, *callbacks: pl.Callback, task: MiniTask | None = None, ckpt_path: Path | None = None, **arguments: Any) -> pl.Trainer:
+    pl.seed_everything(1)
+    defaults = {"logger": False, "enable_progress_bar": False, "max_steps": 4, "limit_val_batches": 0, "accelerator": "cpu"}
+    trainer = pl.Trainer(
+        default_root_dir=folder, enable_model_summary=False, callbacks=list(callbacks), log_every_n_steps=1, **{**defaults, **arguments}
+    )
+    pl.seed_everything(2)
+    task = task or MiniTask(TINY)
+    trainer.fit(task, Data(batch_size=2, pretraining=TINY), ckpt_path=ckpt_path)
+    return trainer
+
+
+def steps(callback: S2SBenchCallback) -> list[int]:
+    assert callback.record is not None
+    return [report.step for report in callback.record.history()]
+
+
+def every(number: int, benchmark: Benchmark, **arguments: Any) -> S2SBenchCallback:
+    return S2SBenchCallback([benchmark], every_n_train_steps=number, **arguments)
+
+
+# Invisible
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}, {"limit_val_batches": 2, "val_check_interval": 2}]
+)
+def test_training_is_bit_identical_with_and_without(tmp_path: Path, mini_set: Benchmark, arguments: dict[str, Any]) -> None:
+    def run(name: str, *callbacks: pl.Callback) -> tuple[Noisy, dict[str, Any], list[dict[str, str]]]:
+        task = Noisy()
+        logger = CSVLogger(tmp_path / name)
+        trainer = fit(tmp_path / name, *callbacks, StageUnfreeze(two_stage(2)), task=task, logger=logger, enable_checkpointing=False, **arguments)
+        with (Path(logger.log_dir) / "metrics.csv").open() as stream:
+            rows = [{key: value for key, value in row.items() if value and "s2sbench" not in key} for row in csv.DictReader(stream)]
+        generators = {"python": random.getstate(), "numpy": np.random.get_state()[1].tolist(), "torch": torch.get_rng_state().tolist()}
+        return task, {**generators, "optimizer": trainer.optimizers[0].state_dict()}, [row for row in rows if len(row) > 2]
+
+    plain, plain_state, plain_rows = run("plain")
+    probed, probed_state, probed_rows = run("probed", every(1, mini_set))
+    assert plain.draws == probed.draws
+    for (name, expected), (_, found) in zip(plain.state_dict().items(), probed.state_dict().items(), strict=True):
+        assert torch.equal(expected, found), name
+    for name in ("python", "numpy", "torch"):
+        assert plain_state[name] == probed_state[name], name
+    for expected, found in zip(plain_state["optimizer"]["state"].values(), probed_state["optimizer"]["state"].values(), strict=True):
+        for name in expected:
+            assert torch.equal(torch.as_tensor(expected[name]), torch.as_tensor(found[name])), name
+    assert plain_rows
+    assert plain_rows == probed_rows
+
+
+class Explosive(SummedCodebooks):
+    """Fails at the probes it is told to."""
+
+    def __init__(self, fails_at: set[int]) -> None:
+        super().__init__(build_text_tokenizer(), AUDIO_START, AUDIO_END)
+        self.fails_at = fails_at
+        self.probes = 0
+
+    def audio_fingerprint(self, model: nn.Module) -> str:
+        self.probes += 1
+        return super().audio_fingerprint(model)
+
+    def text_logits(self, model: nn.Module, row: Row) -> torch.Tensor:
+        if self.probes - 1 in self.fails_at:
+            raise ArithmeticError("the adapter gave up")
+        return super().text_logits(model, row)
+
+
+def test_a_later_probe_that_fails_is_skipped_and_training_goes_on_unchanged(tmp_path: Path, mini_set: Benchmark) -> None:
+    plain, skipping = Noisy(), Noisy()
+    fit(tmp_path / "plain", task=plain, enable_checkpointing=False)
+    callback = every(1, mini_set, adapter=Explosive({2}))
+    logger = CSVLogger(tmp_path / "skipping")
+    with pytest.warns(UserWarning, match="The S2SBench probe at step 2 was skipped: ArithmeticError: the adapter gave up"):
+        fit(tmp_path / "skipping", callback, task=skipping, enable_checkpointing=False, logger=logger)
+    assert steps(callback) == [0, 1, 3, 4]
+    for (name, expected), (_, found) in zip(plain.state_dict().items(), skipping.state_dict().items(), strict=True):
+        assert torch.equal(expected, found), name
+    assert callback.record is not None
+    assert [report.metrics["s2sbench/skipped"] for report in callback.record.history()] == [0, 0, 1, 1]
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").open()))
+    assert [row["s2sbench/skipped"] for row in rows if row["step"] == "2" and row["s2sbench/skipped"]] == ["1.0"]
+
+
+@pytest.mark.parametrize(("on_error", "fails_at"), [(None, 0), ("raise", 2)])
+def test_a_probe_that_fails_raises_and_leaves_the_modes(tmp_path: Path, mini_set: Benchmark, on_error: Any, fails_at: int) -> None:
+    task = Noisy()
+    with pytest.raises(ArithmeticError, match="the adapter gave up"):
+        fit(tmp_path, every(1, mini_set, adapter=Explosive({fails_at}), on_error=on_error), task=task, enable_checkpointing=False)
+    assert task.training
+    assert task.model.training
+    assert not task.frozen.training
+
+
+def test_on_error_skip_covers_the_first_probe_too(tmp_path: Path, mini_set: Benchmark) -> None:
+    callback = every(2, mini_set, adapter=Explosive({0}), on_error="skip")
+    with pytest.warns(UserWarning, match="probe at step 0 was skipped"):
+        fit(tmp_path, callback, enable_checkpointing=False)
+    assert steps(callback) == [2, 4]
+
+
+# When
+
+
+def test_steps_start_and_end(tmp_path: Path, mini_set: Benchmark) -> None:
+    callback = every(2, mini_set)
+    fit(tmp_path, callback, max_steps=5, enable_checkpointing=False)
+    assert steps(callback) == [0, 2, 4, 5]
+    bare = every(2, mini_set, at_start=False, at_end=False)
+    fit(tmp_path, bare, max_steps=5, enable_checkpointing=False)
+    assert steps(bare) == [2, 4]
+    accumulating = every(2, mini_set)
+    fit(tmp_path, accumulating, max_steps=3, accumulate_grad_batches=3, enable_checkpointing=False)
+    assert steps(accumulating) == [0, 2, 3]
+
+
+class SavedSteps(ModelCheckpoint):
+    """Notes the last probe at each save."""
+
+    def __init__(self, probe: S2SBenchCallback, **arguments: Any) -> None:
+        super().__init__(monitor="s2sbench/mean/s2t/accuracy", mode="max", save_top_k=-1, auto_insert_metric_name=False, **arguments)
+        self.probe = probe
+        self.saved: list[tuple[int, int]] = []
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        self.saved.append((trainer.global_step, steps(self.probe)[-1]))
+        super()._save_checkpoint(trainer, filepath)
+
+
+@pytest.mark.parametrize(
+    ("when", "arguments", "expected"),
+    [
+        ({"every_n_train_steps": 2}, {}, [2, 4]),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"limit_train_batches": 2, "max_epochs": 2, "max_steps": -1}, [2, 4]),
+        ({"every_n_epochs": 1}, {"limit_train_batches": 2, "max_epochs": 2, "max_steps": -1, "limit_val_batches": 1}, [2, 4]),
+        ({}, {"limit_val_batches": 1, "val_check_interval": 2, "max_steps": 4}, [2, 4]),
+    ],
+)
+def test_each_checkpoint_is_saved_after_its_probe(
+    tmp_path: Path, mini_set: Benchmark, when: dict[str, Any], arguments: dict[str, Any], expected: list[int]
+) -> None:
+    probe = S2SBenchCallback([mini_set], at_end=False)
+    checkpoint = SavedSteps(probe, **when)
+    fit(tmp_path, checkpoint, probe, task=Noisy(), **arguments)
+    assert checkpoint.saved == [(step, step) for step in expected]
+    assert probe.record is not None
+    best = max(report.metrics["s2sbench/mean/s2t/accuracy"] for report in probe.record.history()[1:])
+    assert checkpoint.best_model_score is not None
+    assert float(checkpoint.best_model_score) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"enable_checkpointing": False}, r"there is no ModelCheckpoint to follow.*every_n_train_steps=1000"),
+        ({"callbacks": [ModelCheckpoint(train_time_interval=timedelta(minutes=1))]}, r"saves by the clock"),
+    ],
+)
+def test_nothing_to_follow_is_an_error_before_training(tmp_path: Path, mini_set: Benchmark, arguments: dict[str, Any], message: str) -> None:
+    callbacks = arguments.pop("callbacks", [])
+    with pytest.raises(MisconfigurationException, match=message):
+        fit(tmp_path, S2SBenchCallback([mini_set]), *callbacks, **arguments)
+
+
+def test_validating_alone_and_sanity_checking_probe_nothing(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe = every(100, mini_set, at_start=False, at_end=False)
+    trainer = fit(tmp_path, probe, task=Noisy(), limit_val_batches=1, num_sanity_val_steps=2, enable_checkpointing=False)
+    assert steps(probe) == []
+    trainer.validate(trainer.lightning_module, datamodule=trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    assert steps(probe) == []
+
+
+def test_fast_dev_run_probes_and_writes_nothing(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe = S2SBenchCallback([mini_set])
+    trainer = fit(tmp_path, probe, fast_dev_run=True)
+    assert 0 <= float(trainer.callback_metrics["s2sbench/mini/s2t/accuracy"]) <= 1
+    assert probe.record is None
+    assert not list(tmp_path.iterdir())
+
+
+# What
+
+
+def without_clock(metrics: Any) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if not key.endswith(("/seconds", "/questions_per_second", "/share_of_training"))}
+
+
+def test_the_same_run_twice_gives_the_same_figures(tmp_path: Path, mini_set: Benchmark) -> None:
+    histories = []
+    for name in ("one", "two"):
+        probe = every(2, mini_set)
+        fit(tmp_path / name, probe, StageUnfreeze(two_stage(2)), enable_checkpointing=False)
+        assert probe.record is not None
+        histories.append(probe.record.history())
+    for first, second in zip(*histories, strict=True):
+        assert without_clock(first.metrics) == without_clock(second.metrics)
+        assert first.signature == second.signature
+    assert [report.stage for report in histories[0]] == [1, 1, 2]
+
+
+def test_the_signature_says_what_produced_the_figures(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe = every(4, mini_set, max_questions=5)
+    fit(tmp_path, probe, enable_checkpointing=False)
+    assert probe.record is not None
+    signature = probe.record.history()[0].signature
+    assert signature["sets"]["mini"]["questions"] == 5
+    assert signature["sets"]["mini"]["fingerprint"] != mini_set.fingerprint
+    assert (signature["scoring"], signature["normalisation"], signature["precision"]) == ("packed", "per_token", "32-true")
+    assert signature["adapter"]["adapter"] == "summed_codebooks"
+    assert {"prompt", "package", "max_questions"} <= set(signature)
+
+
+def test_a_subset_is_the_same_every_time(mini_set: Benchmark) -> None:
+    def chosen(number: int) -> list[str]:
+        return [item.id for item in S2SBenchCallback([mini_set], max_questions=number).probe.benchmarks["mini"].items]
+
+    assert chosen(5) == chosen(5)
+    assert len(set(chosen(5))) == 5
+    assert chosen(1000) == [item.id for item in mini_set.items]
+
+
+def test_after_the_first_probe_no_recording_is_opened(tmp_path: Path, mini_set: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    read = soundfile.read
+    monkeypatch.setattr(soundfile, "read", lambda path, **arguments: (opened.append(path), read(path, **arguments))[1])
+    fit(tmp_path, every(1, mini_set), enable_checkpointing=False)
+    assert len(opened) == len(mini_set.items)
+
+
+def test_reference_is_the_first_probe_or_another_record(tmp_path: Path, mini_set: Benchmark) -> None:
+    first = every(2, mini_set)
+    fit(tmp_path / "first", first, enable_checkpointing=False)
+    assert first.record is not None
+    history = first.record.history()
+    assert history[0].metrics["s2sbench/mini/t2t_change"] == 0
+    t2t = [report.metrics["s2sbench/mini/t2t/accuracy"] for report in history]
+    s2t = [report.metrics["s2sbench/mini/s2t/accuracy"] for report in history]
+    assert [report.metrics["s2sbench/mini/intelligence_loss"] for report in history] == pytest.approx([t2t[0] - value for value in s2t])
+    assert [report.metrics["s2sbench/mini/degradation"] for report in history] == pytest.approx(np.subtract(t2t, s2t))
+
+    losses = first.record.losses(0)["mini"]["t2t"]
+    losses.nats[:, 0], losses.nats[:, 1] = 1e-3, 1e3
+    first.record.append(history[0], {"mini": {"t2t": losses}})
+    held = every(2, mini_set, reference=first.record.dirpath)
+    fit(tmp_path / "second", held, enable_checkpointing=False)
+    assert held.record is not None
+    assert held.record.history()[0].metrics["s2sbench/mini/intelligence_loss"] == pytest.approx(1.0 - s2t[0])
+    with pytest.raises(ValueError, match="holds no probes"):
+        every(2, mini_set, reference=tmp_path / "nowhere")
+    with pytest.raises(MisconfigurationException, match="reference record holds other questions of 'mini'"):
+        fit(tmp_path / "third", every(2, mini_set, reference=first.record.dirpath, max_questions=3), enable_checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"conditions": ["s2s"]}, r"conditions must be some of \['s2t', 't2t'\], each once, got \['s2s'\]"),
+        ({"conditions": ["s2t", "s2t"]}, "each once"),
+        ({"max_questions": 0}, "max_questions must be at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"on_error": "ignore"}, "on_error must be 'raise', 'skip' or None, got 'ignore'"),
+    ],
+)
+def test_bad_arguments(mini_set: Benchmark, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        S2SBenchCallback([mini_set], **arguments)
+
+
+def test_sets_need_names_of_their_own(mini_set: Benchmark) -> None:
+    with pytest.raises(ValueError, match=r"two benchmarks have the same name.*rename one with set_name="):
+        S2SBenchCallback([mini_set, mini_set])
+    with pytest.raises(ValueError, match="benchmarks is empty"):
+        S2SBenchCallback([])
+
+
+def test_several_devices_are_refused_at_setup(tmp_path: Path, mini_set: Benchmark) -> None:
+    trainer = pl.Trainer(default_root_dir=tmp_path, accelerator="cpu", devices=2, logger=False)
+    with pytest.raises(MisconfigurationException, match="on a single device so far, and this trainer has 2"):
+        every(1, mini_set).setup(trainer, MiniTask(TINY), "fit")
+
+
+def test_a_model_that_breaks_is_an_error_not_a_figure(tmp_path: Path, mini_set: Benchmark) -> None:
+    class Breaks(MiniTask):
+        def on_train_start(self) -> None:
+            with torch.no_grad():
+                self.model.lm_head.weight.fill_(torch.nan)
+
+    probe = every(1, mini_set, on_error="raise", at_start=False)
+    with pytest.raises(FloatingPointError, match="mini/s2t: 12 of 12 questions have a NaN or infinite loss"):
+        fit(tmp_path, probe, task=Breaks(TINY), enable_checkpointing=False)
+
+
+# A user's own module
+
+
+class TextModule(pl.LightningModule):
+    """Anything with a causal LM and a tokenizer inside."""
+
+    def __init__(self, llm: Qwen2ForCausalLM) -> None:
+        super().__init__()
+        self.llm = llm
+        self.tokenizer = build_text_tokenizer()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.llm(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(torch.arange(64).reshape(8, 8), batch_size=2)
+
+
+def text_fit(folder: Path, llm: Qwen2ForCausalLM, probe: S2SBenchCallback) -> None:
+    trainer = pl.Trainer(
+        default_root_dir=folder, accelerator="cpu", max_steps=2, logger=False, enable_progress_bar=False, enable_checkpointing=False, callbacks=probe
+    )
+    trainer.fit(TextModule(llm))
+
+
+def test_a_text_model_is_asked_in_writing_and_the_rest_is_named(tmp_path: Path, tiny_qwen2: Qwen2ForCausalLM, mini_set: Benchmark) -> None:
+    probe = every(1, mini_set)
+    with pytest.warns(UserWarning, match="the probe leaves out mini/s2t: a text-only model has no way to read speech"):
+        text_fit(tmp_path, tiny_qwen2, probe)
+    assert probe.record is not None
+    report = probe.record.history()[-1]
+    assert report.sets == {"mini": ("t2t",)}
+    assert not any("/s2t/" in key or "degradation" in key for key in report.metrics)
+
+
+def test_nothing_that_can_be_asked_is_an_error(tmp_path: Path, tiny_qwen2: Qwen2ForCausalLM, mini_set: Benchmark) -> None:
+    with pytest.raises(ValueError, match="nothing can be asked of this model: mini/s2t: a text-only model"):
+        text_fit(tmp_path, tiny_qwen2, every(1, mini_set, conditions=["s2t"]))
+
+
+def test_a_set_without_recordings_is_asked_in_writing(tmp_path: Path) -> None:
+    written = Benchmark("written", "en", (Item("q", (Context("It rained."),) * 2, ("Wet.", "Dry."), 0),))
+    probe = every(4, written)
+    with pytest.warns(UserWarning, match="leaves out written/s2t: the set has no recordings"):
+        fit(tmp_path, probe, enable_checkpointing=False)
+    assert probe.record is not None
+    assert probe.record.history()[0].sets == {"written": ("t2t",)}
+
+
+# Where it goes
+
+
+def test_loggers_get_every_figure_at_one_step(tmp_path: Path, mini_set: Benchmark) -> None:
+    loggers = [TensorBoardLogger(tmp_path, name="tb"), CSVLogger(tmp_path, name="csv"), WandbLogger(save_dir=tmp_path, offline=True, project="p")]
+    probe = every(2, mini_set)
+    fit(tmp_path, probe, logger=loggers, enable_checkpointing=False)
+    assert probe.record is not None
+    assert probe.record.dirpath == Path(loggers[0].log_dir) / "s2sbench"
+    history = probe.record.history()
+
+    events = EventAccumulator(loggers[0].log_dir, size_guidance={"images": 0, "tensors": 0}).Reload()
+    for key in history[0].metrics:
+        assert [event.step for event in events.Scalars(key)] == [0, 2, 4]
+        assert [event.value for event in events.Scalars(key)] == pytest.approx([report.metrics[key] for report in history], rel=1e-6), key
+    assert [image.step for image in events.Images("s2sbench/panels")] == [0, 2, 4]
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
+    layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    assert b"^s2sbench/mini/s2t/accuracy$" in layout
+    assert b"^s2sbench/mini/t2t/accuracy$" in layout
+
+    rows = [row for row in csv.DictReader((Path(loggers[1].log_dir) / "metrics.csv").open()) if row["s2sbench/step"]]
+    assert [int(row["step"]) for row in rows] == [0, 2, 4]
+    for row, report in zip(rows, history, strict=True):
+        assert {key: float(row[key]) for key in report.metrics} == pytest.approx(dict(report.metrics))
+
+    summary = loggers[2].experiment.summary
+    accuracy = [report.metrics["s2sbench/mini/s2t/accuracy"] for report in history]
+    assert summary["s2sbench/mini/s2t/accuracy"]["last"] == accuracy[-1]
+    assert summary["s2sbench/mini/s2t/accuracy"]["max"] == max(accuracy)
+    assert summary["s2sbench/changed_sides"]["_type"] == "table-file"
+    assert summary["s2sbench/panels"]["_type"] == "image-file"
+    loggers[2].experiment.finish()
+    assert (probe.record.dirpath / "panels.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_figures_stay_where_checkpoints_and_early_stopping_look(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe = every(3, mini_set)
+    trainer = fit(tmp_path, probe, task=Noisy(), limit_val_batches=1, val_check_interval=1, enable_checkpointing=False)
+    assert probe.record is not None
+    last = probe.record.history()[-1].metrics
+    found = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("s2sbench/")}
+    assert found == pytest.approx(dict(last))
+
+
+def test_without_a_logger_each_run_has_a_folder_of_its_own(tmp_path: Path, mini_set: Benchmark) -> None:
+    folders = []
+    for _ in range(2):
+        probe = every(4, mini_set)
+        fit(tmp_path, probe, enable_checkpointing=False)
+        assert probe.record is not None
+        folders.append(probe.record.dirpath)
+        assert steps(probe) == [0, 4]
+    assert folders == [tmp_path / "s2sbench", tmp_path / "s2sbench_1"]
+
+
+# Resuming
+
+
+def test_a_resumed_run_goes_on_in_its_record(tmp_path: Path, mini_set: Benchmark) -> None:
+    whole = every(1, mini_set)
+    fit(tmp_path / "whole", whole, StageUnfreeze(two_stage(2)), max_steps=4, enable_checkpointing=False)
+
+    first = every(1, mini_set)
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    fit(tmp_path / "run", first, checkpoint, StageUnfreeze(two_stage(2)), max_steps=3)
+    assert steps(first) == [0, 1, 2, 3]
+    second = every(1, mini_set)
+    fit(tmp_path / "run", second, StageUnfreeze(two_stage(2)), max_steps=4, ckpt_path=tmp_path / "step=2.ckpt", enable_checkpointing=False)
+    assert first.record is not None
+    assert second.record is not None
+    assert second.record.dirpath == first.record.dirpath
+    assert steps(second) == [0, 1, 2, 3, 4]
+    moved = RunRecord(second.record.dirpath).superseded_path.read_text().splitlines()
+    assert len(moved) == 1
+    assert whole.record is not None
+    reference = whole.record.history()[0].metrics["s2sbench/mini/t2t/accuracy"]
+    for report in second.record.history():
+        expected = reference - report.metrics["s2sbench/mini/s2t/accuracy"]
+        assert report.metrics["s2sbench/mini/intelligence_loss"] == pytest.approx(expected)
+
+
+def test_a_new_run_in_an_old_folder_starts_a_new_history(tmp_path: Path, mini_set: Benchmark) -> None:
+    for _ in range(2):
+        probe = every(4, mini_set, dirpath=tmp_path / "record")
+        fit(tmp_path, probe, enable_checkpointing=False)
+    assert steps(probe) == [0, 4]
+    assert len(RunRecord(tmp_path / "record").superseded_path.read_text().splitlines()) == 2
+
+
+def test_the_state_is_progress_alone_and_loads_safely(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe = every(2, mini_set)
+    trainer = fit(tmp_path, probe, enable_checkpointing=False)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"]["S2SBenchCallback"]
+    assert set(saved) == {"last_step", "skipped", "dirpath", "reference"}
+    assert saved["last_step"] == 4
+
+
+def test_adapters_can_be_given(tmp_path: Path, mini_set: Benchmark) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", module="lightning")
+        probe = every(4, mini_set, adapter=mini_adapter(), locator="model", conditions=["s2t"])
+        fit(tmp_path, probe, enable_checkpointing=False)
+    assert probe.record is not None
+    assert probe.record.history()[0].sets == {"mini": ("s2t",)}
