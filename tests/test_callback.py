@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from conftest import TINY
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -20,7 +21,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Qwen2ForCausalLM
 
-from conftest import TINY
 from s2sbench_callback import Benchmark, Item, S2SBenchCallback, StageUnfreeze, two_stage
 from s2sbench_callback.adapters import Row, SummedCodebooks
 from s2sbench_callback.items import Context

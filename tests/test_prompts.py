@@ -27,5 +27,5 @@ def test_written_contexts_have_no_instruction_and_a_space_in_english_alone() -> 
 
 
 def test_speech_needs_a_recording() -> None:
-    with pytest.raises(ValueError, match="S→T needs a recording, and there is none for the context 'It rained.'"):
+    with pytest.raises(ValueError, match=r"S→T needs a recording, and there is none for the context 'It rained.'"):
         prompt("s2t", "en", Context("It rained."), "He was wet.")

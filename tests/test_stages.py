@@ -5,8 +5,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-
 from conftest import TINY
+
 from s2sbench_callback import Stage, StageUnfreeze, single_stage, two_stage
 from s2sbench_callback.mini_world.data import MiniData
 from s2sbench_callback.mini_world.model import MiniSpeechLM

@@ -53,7 +53,7 @@ def test_summed_codebooks_layout() -> None:
 
 
 def test_a_missing_bracket_is_named() -> None:
-    with pytest.raises(ValueError, match="has no token '<audio_start_baichuan>'; name the tokens"):
+    with pytest.raises(ValueError, match=r"has no token '<audio_start_baichuan>'; name the tokens"):
         SummedCodebooks(build_text_tokenizer())
 
 
@@ -67,7 +67,7 @@ def test_text_only_refuses_speech_by_name() -> None:
 
 def test_bos_is_a_choice_and_part_of_the_signature() -> None:
     tokenizer = build_text_tokenizer()
-    with pytest.raises(ValueError, match="bos=True, but the tokenizer .* has no BOS token"):
+    with pytest.raises(ValueError, match=r"bos=True, but the tokenizer .* has no BOS token"):
         TextOnly(tokenizer, bos=True)
 
     class WithBos:

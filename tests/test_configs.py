@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import runpy
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import TINY
+
+from s2sbench_callback.record import RunRecord
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+def test_there_are_configs() -> None:
+    assert {path.name for path in CONFIGS} >= {"two_stage_mini.yaml", "single_stage_mini.yaml"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_names_its_command(config: Path) -> None:
+    header = [line for line in config.read_text().splitlines() if line.startswith("#")]
+    assert any(f"--config configs/{config.name}" in line for line in header)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_each_config_runs_with_its_recipe(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The YAML as it is, with less of everything."""
+    content = yaml.safe_load(config.read_text())
+    tiny = {**asdict(TINY), "codebook_sizes": list(TINY.codebook_sizes)}
+    for part in ("model", "data"):
+        content[part]["init_args"]["pretraining"] = tiny
+    content["trainer"].update(max_steps=3, accelerator="cpu", enable_progress_bar=False)
+    for callback in content["trainer"]["callbacks"]:
+        match callback["class_path"].rsplit(".", 1)[-1]:
+            case "S2SBenchCallback":
+                callback["init_args"]["benchmarks"][0]["init_args"] = {"questions": 12}
+            case "ModelCheckpoint":
+                callback["init_args"]["every_n_train_steps"] = 2
+            case "StageUnfreeze":
+                if len(callback["init_args"]["stages"]) > 1:
+                    callback["init_args"]["stages"][0]["steps"] = 2
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["two_stage.py", "fit", "--config", "config.yaml"])
+    runpy.run_path(str(ROOT / "recipes" / "two_stage.py"), run_name="__main__")
+    (probes,) = tmp_path.rglob("probes.jsonl")
+    assert [report.step for report in RunRecord(probes.parent).history()] == [0, 2, 3]
+    printed = capsys.readouterr().out
+    assert "S→T accuracy" in printed
+    assert "tensorboard --logdir" in printed
+    assert str(probes.relative_to(tmp_path)) in printed

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_record import BENCHMARK, probe
+
+from s2sbench_callback.loggers import Showing, changed_sides, send, tensorboard_layout
+from s2sbench_callback.outcome import outcome
+from s2sbench_callback.plots import panels, pixels, png
+from s2sbench_callback.record import RunRecord
+
+
+def test_panels_show_each_curve_of_each_set() -> None:
+    history = [probe(0, "rwww")[0], probe(100, "rrww")[0], probe(200, "rrrw", stage=2)[0]]
+    figure = panels(history)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["mine: accuracy", "mine: losses, S→T", "mine: losses, T→T", "mine: positive minus negative"]
+    curve = figure.axes[0].lines[0]
+    assert list(curve.get_xdata()) == [0, 100, 200]
+    assert list(curve.get_ydata()) == [0.25, 0.5, 0.75]
+    for axis in figure.axes:
+        # The switch is drawn where the first stage ended.
+        assert any(list(line.get_xdata()) == [100, 100] for line in axis.lines)
+        assert [text.get_text() for text in axis.texts] == ["stage 2"]
+    picture = pixels(figure)
+    assert picture.dtype == np.uint8
+    assert picture.shape[2] == 3
+    assert len(np.unique(picture)) > 10
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_questions_that_changed_sides() -> None:
+    before, now = probe(0, "rwwr")[1], probe(100, "wrwr")[1]
+    rows = changed_sides(BENCHMARK, "s2t", before, now, 100)
+    assert [(row[3], row[4]) for row in rows] == [("q0", "wrong"), ("q1", "right")]
+    assert rows[0][:3] == (100, "mine", "S→T")
+    assert rows[0][5:] == (1.0, 0.5, "c", "a", "b")
+    assert changed_sides(BENCHMARK, "s2t", None, now, 100) == []
+    assert changed_sides(BENCHMARK, "t2t", before, now, 100) == []
+
+
+def test_the_layout_overlays_conditions_and_losses() -> None:
+    charts = tensorboard_layout(probe(0)[0])["S2SBench"]
+    assert charts["mine: accuracy, S→T and T→T"] == ["Multiline", ["^s2sbench/mine/s2t/accuracy$", "^s2sbench/mine/t2t/accuracy$"]]
+    losses = [f"^s2sbench/mine/s2t/{side}_loss$" for side in ("positive", "negative")]
+    assert charts["mine: positive and negative loss, S→T"] == ["Multiline", losses]
+
+
+def test_loggers_that_take_images_get_the_picture() -> None:
+    class Recording:
+        def __init__(self) -> None:
+            self.calls: list[tuple[str, Any]] = []
+
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            self.calls.append(("metrics", (metrics, step)))
+
+        def log_image(self, key: str, images: list[Any], step: int) -> None:
+            self.calls.append(("image", (key, len(images), step)))
+
+        def save(self) -> None:
+            self.calls.append(("save", None))
+
+    logger, report = Recording(), probe(7)[0]
+    send(logger, Showing(report, np.zeros((2, 2, 3), np.uint8), [], first=True))
+    assert logger.calls == [("metrics", (dict(report.metrics), 7)), ("image", ("s2sbench/panels", 1, 7)), ("save", None)]
+
+
+def test_the_outcome_names_beginning_switch_and_end(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    with pytest.raises(ValueError, match="holds no probes"):
+        outcome(record)
+    for step, stage, rights in ((0, 1, "rwww"), (100, 1, "rwww"), (200, 1, "rrww"), (300, 2, "rrww"), (400, 2, "rrrr")):
+        record.append(*probe(step, rights, stage=stage))
+    lines = outcome(record, ["logs"]).splitlines()
+    assert lines[0].split() == ["mine", "step", "0,", "stage", "1", "step", "200,", "stage", "1", "step", "400,", "stage", "2"]
+    accuracy = next(line for line in lines if line.startswith("S→T accuracy"))
+    assert [float(part) for part in accuracy.split() if part.startswith(("0.", "1.")) and "," not in part] == [0.25, 0.5, 1.0]
+    assert any("tensorboard --logdir logs" in line for line in lines)
