@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -18,14 +19,27 @@ from s2sbench_callback.adapters.find import Locator
 from s2sbench_callback.benchmarks import mini
 from s2sbench_callback.isolation import isolated
 from s2sbench_callback.items import Benchmark
-from s2sbench_callback.loggers import Showing, changed_sides, send
+from s2sbench_callback.lightning_run import (
+    checkpoint_triggers,
+    default_dirpath,
+    is_fast_dev_run,
+    redirection,
+    refusal,
+    shows_progress,
+    stage_number,
+)
+from s2sbench_callback.live_model import LiveModel
+from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped
 from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
 from s2sbench_callback.probe import Probe, table_from_state, table_to_state
 from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
-from s2sbench_callback.schedule import CheckpointTrigger, ProbePlan, plan_probes
+from s2sbench_callback.schedule import ProbePlan, plan_probes
 from s2sbench_callback.scoring import LossTable
+
+T = TypeVar("T")
 
 
 class S2SBenchCallback(pl.Callback):
@@ -53,7 +67,8 @@ class S2SBenchCallback(pl.Callback):
         reference: What T→T is held against: the folder of another run's record, of which the first probe counts; by default the first
             T→T of this run.
         max_questions: Questions per set; a larger set is cut to a fixed subset, the same at every probe.
-        max_tokens: Positions in one forward; chosen for the device by default.
+        max_tokens: Positions in one forward; chosen for the device by default, halved where memory does not suffice.
+        cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
         dirpath: Folder of the record; by default ``s2sbench`` in the first logger's folder of this run.
         on_error: What a probe that fails does: ``raise`` ends the training, ``skip`` warns, logs ``s2sbench/skipped`` and goes on. By default
             the first probe raises and later ones skip.
@@ -76,7 +91,7 @@ class S2SBenchCallback(pl.Callback):
 
     Raises:
         ValueError: If an argument is out of range, or a set is faulty.
-        MisconfigurationException: At setup, if there is no regular moment to probe at, or the trainer has several devices.
+        MisconfigurationException: At setup, if there is no regular moment to probe at, or the strategy cannot be probed.
     """
 
     def __init__(
@@ -91,13 +106,14 @@ class S2SBenchCallback(pl.Callback):
         reference: str | Path | None = None,
         max_questions: int | None = None,
         max_tokens: int | None = None,
+        cache_dir: str | Path | None = None,
         dirpath: str | Path | None = None,
         on_error: Literal["raise", "skip"] | None = None,
     ) -> None:
         super().__init__()
         if on_error not in (None, "raise", "skip"):
             raise ValueError(f"on_error must be 'raise', 'skip' or None, got {on_error!r}")
-        self.probe = Probe(benchmarks if benchmarks is not None else [mini()], conditions or CONDITIONS, max_questions, max_tokens)
+        self.probe = Probe(benchmarks if benchmarks is not None else [mini()], conditions or CONDITIONS, max_questions, max_tokens, cache_dir)
         self.adapter = adapter
         self.locator = locator
         self.every_n_train_steps = every_n_train_steps
@@ -129,8 +145,9 @@ class S2SBenchCallback(pl.Callback):
         """Decides when to probe, and fails early where that cannot be done."""
         if stage != "fit":
             return
-        if trainer.world_size > 1:
-            raise MisconfigurationException(f"S2SBenchCallback probes on a single device so far, and this trainer has {trainer.world_size}")
+        reason = refusal(trainer)
+        if reason:
+            raise MisconfigurationException(f"S2SBenchCallback cannot probe here: {reason}")
         self._plan = self._make_plan(trainer)
         for benchmark in self.probe.benchmarks.values():
             held = self._reference.get(benchmark.name)
@@ -146,7 +163,7 @@ class S2SBenchCallback(pl.Callback):
         )
         self._training_began = time.monotonic()
         self._last_ended = self._training_began
-        if not _is_fast_dev_run(trainer):
+        if not is_fast_dev_run(trainer):
             self._open_record(trainer)
         if self.at_start and trainer.global_step == 0:
             self._run_probe(trainer, pl_module)
@@ -196,48 +213,54 @@ class S2SBenchCallback(pl.Callback):
     # One probe
 
     def _make_plan(self, trainer: pl.Trainer) -> ProbePlan:
-        if _is_fast_dev_run(trainer):
+        if is_fast_dev_run(trainer):
             return ProbePlan(steps=(1,))
         try:
-            return plan_probes(self.every_n_train_steps, _checkpoint_triggers(trainer))
+            return plan_probes(self.every_n_train_steps, checkpoint_triggers(trainer))
         except ValueError as error:
             raise MisconfigurationException(str(error)) from error
 
     def _run_probe(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         began = time.monotonic()
         self._last_step = trainer.global_step
+        ranks = Ranks.of_this_run(trainer.strategy.root_device)
         try:
             with isolated(pl_module):
-                tables, adapter = self._score(trainer, pl_module)
+                tables, adapter = self._score(trainer, pl_module, ranks)
         except Exception as error:
             first = self._probes_run == 0
             if self.on_error == "raise" or (self.on_error is None and first):
                 raise
             self._skip(trainer, error)
             return
-        finally:
-            self._probe_seconds += time.monotonic() - began
         self._probes_run += 1
         self._reference = self._reference or {name: by_condition["t2t"] for name, by_condition in tables.items() if "t2t" in by_condition}
-        report = self._report(trainer, adapter, tables, time.monotonic() - began)
+        # The slowest rank's, so that every rank has the same figures.
+        seconds = ranks.maximum(round((time.monotonic() - began) * 1e6)) / 1e6
+        elapsed = ranks.maximum(round((time.monotonic() - self._training_began) * 1e6)) / 1e6
+        self._probe_seconds += seconds
+        report = self._report(trainer, adapter, tables, seconds, self._probe_seconds / elapsed if trainer.global_step else 0.0)
         self._show(trainer, report, tables)
         self._previous = tables
         self._tell_cost(report, began - self._last_ended if trainer.global_step and self._last_ended else 0.0)
         self._last_ended = time.monotonic()
 
-    def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
+    def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
         model = find_language_model(pl_module, self.locator)
         self._found = adapter = self.adapter or self._found or find_adapter(pl_module, model)
-        with trainer.precision_plugin.val_step_context():
-            return self.probe.run(adapter, model, pl_module.device, progress=_shows_progress(trainer)), adapter
+        live = LiveModel(pl_module, model, pl_module.device, redirection(trainer, pl_module))
+        try:
+            with trainer.precision_plugin.val_step_context():
+                return self.probe.run(adapter, live, ranks, progress=shows_progress(trainer)), adapter
+        finally:
+            live.leave()
 
-    def _report(self, trainer: pl.Trainer, adapter: Adapter, tables: Tables, seconds: float) -> ProbeReport:
-        elapsed = time.monotonic() - self._training_began
+    def _report(self, trainer: pl.Trainer, adapter: Adapter, tables: Tables, seconds: float, share: float) -> ProbeReport:
         questions = sum(len(next(iter(by_condition.values())).item_ids) for by_condition in tables.values())
         run_metrics = {
             "seconds": seconds,
             "questions_per_second": questions / seconds,
-            "share_of_training": self._probe_seconds / elapsed if trainer.global_step else 0.0,
+            "share_of_training": share,
             "skipped": float(self._skipped),
         }
         signature = {
@@ -246,17 +269,19 @@ class S2SBenchCallback(pl.Callback):
             "precision": str(trainer.precision),
             "max_questions": self.max_questions,
         }
-        return build_report(self.probe.benchmarks, tables, self._reference, trainer.global_step, _stage_number(trainer), run_metrics, signature)
+        return build_report(self.probe.benchmarks, tables, self._reference, trainer.global_step, stage_number(trainer), run_metrics, signature)
 
     def _show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
-        """To disk, to the loggers, to ``callback_metrics``, to the console; in this order, so that nothing is shown and then lost."""
-        history = [report]
-        if self.record:
-            self.record.append(report, tables)
-            history = self.record.history()
+        """To ``callback_metrics`` and the console on every rank, to disk and the loggers from rank 0."""
+        self._published = dict(report.metrics)
+        self._publish(trainer)
+        rank_zero_info(_summary(report))
+        if not trainer.is_global_zero:
+            return
+        history = self._write(report, tables)
         figure = panels(history)
         if self.record:
-            (self.record.dirpath / "panels.png").write_bytes(png(figure))
+            self._try("write the panels", lambda folder: (folder / "panels.png").write_bytes(png(figure)), self.record.dirpath)
         changed = [
             row
             for benchmark in self.probe.benchmarks.values()
@@ -265,10 +290,24 @@ class S2SBenchCallback(pl.Callback):
         ]
         showing = Showing(report, pixels(figure), changed, first=self._probes_run == 1)
         for logger in trainer.loggers:
-            send(logger, showing)
-        self._published = dict(report.metrics)
-        self._publish(trainer)
-        rank_zero_info(_summary(report))
+            self._try(f"send the figures to {type(logger).__name__}", lambda logger: send(logger, showing), logger)
+
+    def _write(self, report: ProbeReport, tables: Tables) -> list[ProbeReport]:
+        """To disk; returns the history as far as it can be had."""
+        if self.record is None:
+            return [report]
+        self._try("write the record", lambda record: record.append(report, tables), self.record)
+        try:
+            return self.record.history() or [report]
+        except OSError:
+            return [report]
+
+    def _try(self, what: str, action: Callable[[T], object], on: T) -> None:
+        """Shows a probe in one place; a place that fails is named loudly and costs neither the training nor the other places anything."""
+        try:
+            action(on)
+        except Exception as error:
+            rank_zero_warn(f"The S2SBench probe could not {what}: {type(error).__name__}: {error}. Training goes on.")
 
     def _publish(self, trainer: pl.Trainer) -> None:
         """Puts the newest figures where ``ModelCheckpoint`` and ``EarlyStopping`` look; Lightning clears that place now and then."""
@@ -279,17 +318,21 @@ class S2SBenchCallback(pl.Callback):
         self._skipped += 1
         rank_zero_warn(f"The S2SBench probe at step {trainer.global_step} was skipped: {type(error).__name__}: {error}")
         for logger in trainer.loggers:
-            logger.log_metrics({f"{PREFIX}/skipped": float(self._skipped)}, step=trainer.global_step)
-            logger.save()
+            self._try(
+                f"tell {type(logger).__name__} that it was skipped", lambda each: send_skipped(each, self._skipped, trainer.global_step), logger
+            )
 
     def _open_record(self, trainer: pl.Trainer) -> None:
         """Goes on in the folder of a resumed run; a new run takes a folder of its own."""
         resumed = trainer.global_step > 0
-        dirpath = self._dirpath or (self._resumed_dirpath if resumed else None) or _default_dirpath(trainer)
-        self.record = RunRecord(dirpath)
+        chosen = self._dirpath or (self._resumed_dirpath if resumed else None) or default_dirpath(trainer)
+        self.record = RunRecord(Path(Ranks.of_this_run(trainer.strategy.root_device).broadcast(str(chosen))))
+        if not trainer.is_global_zero:
+            return
         moved = self.record.supersede_after(trainer.global_step if resumed else -1)
         if moved:
-            rank_zero_info(f"{moved} earlier probe(s) in {dirpath} are not of this run's weights and moved to {self.record.superseded_path.name}.")
+            name = self.record.superseded_path.name
+            rank_zero_info(f"{moved} earlier probe(s) in {self.record.dirpath} are not of this run's weights and moved to {name}.")
         history = self.record.history()
         if history and self.record.losses_path(history[-1].step).is_file():
             self._previous = self.record.losses(history[-1].step)
@@ -309,55 +352,12 @@ class S2SBenchCallback(pl.Callback):
         rank_zero_info(f"A probe takes {seconds:.1f} s, {share:.1%} of the time from one to the next.{advice}")
 
 
-def _is_fast_dev_run(trainer: pl.Trainer) -> bool:
-    return bool(getattr(trainer, "fast_dev_run", False))
-
-
 def _read_reference(dirpath: Path) -> dict[str, LossTable]:
     record = RunRecord(dirpath)
     history = record.history()
     if not history:
         raise ValueError(f"reference={str(dirpath)!r} holds no probes: there is no {record.probes_path}, or it is empty")
     return {name: by_condition["t2t"] for name, by_condition in record.losses(history[0].step).items() if "t2t" in by_condition}
-
-
-def _checkpoint_triggers(trainer: pl.Trainer) -> list[CheckpointTrigger]:
-    """What each ``ModelCheckpoint`` of either namespace does; it keeps its triggers in private attributes."""
-    triggers = []
-    for callback in trainer.checkpoint_callbacks:
-        kept: Any = callback
-        if all(hasattr(kept, name) for name in ("_every_n_train_steps", "_every_n_epochs", "_train_time_interval")):
-            triggers.append(
-                CheckpointTrigger(
-                    kept._every_n_train_steps,
-                    kept._every_n_epochs,
-                    kept._train_time_interval is not None,
-                    kept._should_save_on_train_epoch_end(trainer),
-                )
-            )
-    return triggers
-
-
-def _default_dirpath(trainer: pl.Trainer) -> Path:
-    """Below the first logger's folder of this run, else a numbered folder below the trainer's root."""
-    for logger in trainer.loggers:
-        if logger.save_dir is not None:
-            number = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-            return Path(logger.save_dir) / str(logger.name) / number / PREFIX
-    root = Path(trainer.default_root_dir)
-    taken = 0
-    while (root / f"{PREFIX}{f'_{taken}' if taken else ''}").exists():
-        taken += 1
-    return root / f"{PREFIX}{f'_{taken}' if taken else ''}"
-
-
-def _stage_number(trainer: pl.Trainer) -> int | None:
-    numbers = (getattr(callback, "stage_number", None) for callback in cast(Any, trainer).callbacks)
-    return next((number for number in numbers if number is not None), None)
-
-
-def _shows_progress(trainer: pl.Trainer) -> bool:
-    return trainer.is_global_zero and trainer.progress_bar_callback is not None
 
 
 def _summary(report: ProbeReport) -> str:

@@ -12,6 +12,11 @@ Language = Literal["en", "zh"]
 TieRule = Literal["lose", "win"]
 
 
+def recording_digest(content: bytes) -> str:
+    """Hash that names a recording by its bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class Audio:
     """One recording on disk.

@@ -54,6 +54,18 @@ def send(logger: Any, showing: Showing) -> None:
     logger.save()
 
 
+def send_skipped(logger: Any, skipped: int, step: int) -> None:
+    """Tells a logger that a probe failed and was skipped.
+
+    Args:
+        logger: A Lightning logger of either namespace.
+        skipped: How many so far.
+        step: This probe's step.
+    """
+    logger.log_metrics({f"{PREFIX}/skipped": float(skipped)}, step=step)
+    logger.save()
+
+
 def changed_sides(benchmark: Benchmark, condition: Condition, before: Tables | None, now: Tables, step: int) -> list[tuple[str | int | float, ...]]:
     """Questions that were right at the probe before and are wrong now, or the other way round.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,13 +15,19 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from s2sbench_callback.adapters.protocol import Adapter
-from s2sbench_callback.items import Audio, Benchmark
+from s2sbench_callback.cache import cache_folder
+from s2sbench_callback.items import Benchmark, Item
+from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.metrics import refuse_if_mostly_invalid
 from s2sbench_callback.prompts import CONDITIONS, PROMPT_VERSION, Condition
+from s2sbench_callback.ranks import Ranks, end_the_job, share
 from s2sbench_callback.scoring import LossTable, Questions, Scorer, encode
 from s2sbench_callback.speech import AudioTokenCache, load_waveform
 
 _CPU_TOKENS, _ACCELERATOR_TOKENS = 512, 4096
+_READERS, _READ_AHEAD = 8, 64
+# Of a typical speech LM; they only balance the ranks.
+_FRAMES_PER_SECOND, _CHARACTERS_PER_TOKEN = 12.5, 3.0
 
 
 class Probe:
@@ -30,6 +38,10 @@ class Probe:
         conditions: How contexts are given.
         max_questions: Questions per set; a larger set is cut to a fixed subset.
         max_tokens: Positions in one forward; chosen for the device by default.
+        cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
+
+    Attributes:
+        front_end_forwards: Recordings that the model's front-end has tokenised so far.
 
     Raises:
         ValueError: If two sets have the same name, or an argument is out of range.
@@ -41,6 +53,7 @@ class Probe:
         conditions: Sequence[Condition] = CONDITIONS,
         max_questions: int | None = None,
         max_tokens: int | None = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         if not benchmarks:
             raise ValueError("benchmarks is empty: name at least one set, for example official('eval_s2t.yaml', name='sStory_s2t')")
@@ -58,7 +71,9 @@ class Probe:
         self.conditions = tuple(condition for condition in CONDITIONS if condition in conditions)
         self.max_tokens = max_tokens
         self._scorer: Scorer | None = None
-        self._audio_tokens = AudioTokenCache()
+        self._said_what_is_left_out = False
+        self.front_end_forwards = 0
+        self._audio_tokens = AudioTokenCache(cache_folder(cache_dir) / "audio-tokens")
         self._questions: tuple[tuple[str, ...], list[Questions]] | None = None
 
     def asked(self, adapter: Adapter) -> list[tuple[Benchmark, Condition]]:
@@ -80,36 +95,38 @@ class Probe:
                     refusals.append(f"{benchmark.name}/{condition}: {reason}")
         if not asked:
             raise ValueError(f"nothing can be asked of this model: {'; '.join(refusals)}")
-        if refusals:
+        if refusals and not self._said_what_is_left_out:
+            self._said_what_is_left_out = True
             warnings.warn(f"the probe leaves out {'; '.join(refusals)}", stacklevel=2)
         return asked
 
-    def run(self, adapter: Adapter, model: nn.Module, device: torch.device, progress: bool = False) -> dict[str, dict[Condition, LossTable]]:
-        """Scores everything that can be asked.
+    def run(self, adapter: Adapter, live: LiveModel, ranks: Ranks, progress: bool = False) -> dict[str, dict[Condition, LossTable]]:
+        """Scores everything that can be asked; called by all ranks together.
 
         Call it inside :func:`s2sbench_callback.isolation.isolated`.
 
         Args:
             adapter: How the model is fed and read.
-            model: The live language model.
-            device: Where it is.
+            live: The live language model.
+            ranks: Who else scores.
             progress: Whether to show a bar.
 
         Returns:
-            Losses by set and condition.
+            Losses by set and condition, the same on every rank.
 
         Raises:
+            ProbeError: On all ranks, if one of several failed.
             FloatingPointError: If half of a set's questions have a loss that is not finite.
         """
-        questions = self._encoded(adapter, model, device, progress)
+        questions = self._encoded(adapter, live, ranks, progress)
         if self._scorer is None or self._scorer.adapter is not adapter:
-            tokens = self.max_tokens or (_CPU_TOKENS if device.type == "cpu" else _ACCELERATOR_TOKENS)
+            tokens = self.max_tokens or (_CPU_TOKENS if live.device.type == "cpu" else _ACCELERATOR_TOKENS)
             self._scorer = Scorer(adapter, tokens)
         tables: dict[str, dict[Condition, LossTable]] = {}
-        total = sum(len(unit.candidates) for asked in questions for unit in asked.units)
+        total = sum(asked.candidates for asked in questions)
         with tqdm(total=total, desc="S2SBench probe", unit="candidate", leave=False, disable=not progress) as bar:
             for asked in questions:
-                table = self._scorer.score(model, asked, device, bar.update)
+                table = self._scorer.score(live, asked, ranks, bar.update)
                 refuse_if_mostly_invalid(table, f"{asked.benchmark.name}/{asked.condition}")
                 tables.setdefault(asked.benchmark.name, {})[asked.condition] = table
         return tables
@@ -132,32 +149,84 @@ class Probe:
             },
         }
 
-    def _encoded(self, adapter: Adapter, model: nn.Module, device: torch.device, progress: bool) -> list[Questions]:
-        """Questions ready to be scored, made again only when the speech tokenizer has changed."""
-        hears = any(adapter.refusal(condition) is None and condition == "s2t" for condition in self.conditions)
-        fingerprint = adapter.audio_fingerprint(model) if hears else ""
+    def _encoded(self, adapter: Adapter, live: LiveModel, ranks: Ranks, progress: bool) -> list[Questions]:
+        """This rank's questions, ready to be scored on all ranks or on none; made again only when the speech tokenizer has changed."""
+        asked = self.asked(adapter)
+        heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
+        fingerprint = adapter.audio_fingerprint(live.model) if heard else ""
         key = (str(id(adapter)), fingerprint)
         if self._questions and self._questions[0] == key:
             return self._questions[1]
-        asked = self.asked(adapter)
-        with tqdm(total=sum(_recordings(asked)), desc="S2SBench speech", unit="recording", leave=False, disable=not progress) as bar:
-
-            def audio_tokens(audio: Audio) -> Tensor:
-                def compute() -> Tensor:
-                    bar.update()
-                    return adapter.encode_audio(model, load_waveform(audio, adapter.sample_rate).to(device))
-
-                return self._audio_tokens.get(audio, fingerprint, compute)
-
-            questions = [encode(benchmark, condition, adapter, audio_tokens) for benchmark, condition in asked]
+        # Both conditions of a question and all its candidates on one rank.
+        shares = {name: share([_cost(item) for item in benchmark.items], ranks.size)[ranks.rank] for name, benchmark in self.benchmarks.items()}
+        self._audio_tokens.use(fingerprint, on_disk=not _learns_to_hear(adapter, live.model))
+        self._tokenise_speech(adapter, live, ranks, [benchmark.items[index] for benchmark in heard for index in shares[benchmark.name]], progress)
+        questions = ranks.together(
+            lambda: [encode(benchmark, condition, adapter, self._audio_tokens.get, shares[benchmark.name]) for benchmark, condition in asked],
+            "while laying out questions",
+        )
         self._questions = (key, questions)
         return questions
 
+    def _tokenise_speech(self, adapter: Adapter, live: LiveModel, ranks: Ranks, items: Sequence[Item], progress: bool) -> None:
+        """Fills the cache with the recordings of this rank's questions.
 
-def _recordings(asked: Sequence[tuple[Benchmark, Condition]]) -> Iterator[int]:
-    for benchmark, condition in asked:
-        if condition == "s2t":
-            yield len({context.audio.digest for item in benchmark.items for context in item.contexts if context.audio})
+        Recordings are read ahead in threads, and the front-end is entered equally often on every rank.
+        """
+        recordings = {context.audio.digest: context.audio for item in items for context in item.contexts if context.audio}
+        missing = [audio for audio in recordings.values() if audio not in self._audio_tokens]
+        chunks = [missing[start : start + _READ_AHEAD] for start in range(0, len(missing), _READ_AHEAD)]
+        with ThreadPoolExecutor(_READERS) as pool:
+
+            def start_reading(number: int) -> list[Future[Tensor]]:
+                return [pool.submit(load_waveform, audio, adapter.sample_rate) for audio in (chunks[number] if number < len(chunks) else [])]
+
+            reading = start_reading(0)
+            with tqdm(total=len(missing), desc="S2SBench speech", unit="recording", leave=False, disable=not progress) as bar:
+                for number in range(ranks.maximum(len(chunks))):
+                    current = reading
+                    waveforms = ranks.together(lambda: [future.result() for future in current], "while reading speech")  # noqa: B023  # run at once
+                    reading = start_reading(number + 1)
+                    codes = self._encode(adapter, live, ranks, waveforms, bar.update)
+                    for audio, each in zip(chunks[number] if codes else [], codes, strict=True):
+                        self._audio_tokens.put(audio, each)
+
+    def _encode(self, adapter: Adapter, live: LiveModel, ranks: Ranks, waveforms: list[Tensor], advance: Callable[[], object]) -> list[Tensor]:
+        """Codes of each waveform, in as many forwards of the front-end as any rank needs."""
+        silence = torch.zeros(adapter.sample_rate)
+
+        def work() -> list[Tensor]:
+            codes = []
+            for number in range(forwards):
+                waveform = (waveforms[number] if number < len(waveforms) else silence).to(live.device)
+                self.front_end_forwards += 1
+                try:
+                    found = live.enter(lambda: adapter.encode_audio(live.model, waveform))  # noqa: B023  # run at once
+                except Exception as error:
+                    if live.is_sharded and ranks.size > 1:
+                        end_the_job(f"rank {ranks.rank}, while tokenising speech: {type(error).__name__}: {error}")
+                    raise
+                if number < len(waveforms):
+                    codes.append(found)
+                    advance()
+            return codes
+
+        forwards = ranks.maximum(len(waveforms))
+        return ranks.together(work, "while tokenising speech")
+
+
+def _cost(item: Item) -> float:
+    """About how many positions a question takes, in either condition and before anything is tokenised; it only balances the ranks."""
+    contexts = {context.audio.digest if context.audio else context.text: context for context in item.contexts}.values()
+    spoken = sum(_FRAMES_PER_SECOND * context.audio.seconds for context in contexts if context.audio)
+    characters = sum(len(context.text) for context in contexts) + 2 * sum(map(len, item.candidates))
+    return spoken + characters / _CHARACTERS_PER_TOKEN
+
+
+def _learns_to_hear(adapter: Adapter, model: nn.Module) -> bool:
+    """Whether the front-end is being trained, so that its codes are of no use after this probe."""
+    prefixes = adapter.roles(model).get("frontend", ())
+    return any(parameter.requires_grad for name, parameter in model.named_parameters() if name.startswith(tuple(prefixes)) and prefixes)
 
 
 def _subset(benchmark: Benchmark, max_questions: int | None) -> Benchmark:

@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 from s2sbench_callback.adapters.protocol import Adapter, Row
 from s2sbench_callback.items import Audio, Benchmark
+from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.packing import EncodedCandidate, PackedRow, Unit, build_row, pack
 from s2sbench_callback.prompts import Condition, prompt
+from s2sbench_callback.ranks import Failure, Ranks, end_the_job
 
 # How far the packed forward may be from one row a candidate, in nats per token, before it counts as wrong: well above
 # the rounding of each precision, well below what a misread mask does.
 PACKING_TOLERANCE_NATS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+_ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -48,36 +52,32 @@ class LossTable:
 
 @dataclass(frozen=True)
 class Questions:
-    """One benchmark in one condition, tokenised and laid out, independent of the model's weights.
+    """This rank's share of one benchmark in one condition, tokenised, independent of the model's weights.
 
     Attributes:
         benchmark: Where the questions come from.
         condition: How their contexts are given.
-        units: The work, in the order of the benchmark.
+        units: The work of this rank.
     """
 
     benchmark: Benchmark
     condition: Condition
     units: tuple[Unit, ...]
 
-    def table(self, nats: npt.NDArray[np.float64]) -> LossTable:
-        """The losses with what they belong to."""
-        items = self.benchmark.items
-        tokens = np.zeros(nats.shape, dtype=np.int64)
-        for unit in self.units:
-            for candidate in unit.candidates:
-                tokens[candidate.question, candidate.candidate] = len(candidate.ids)
-        return LossTable(
-            tuple(item.id for item in items),
-            tuple(item.group for item in items),
-            np.array([item.answer for item in items], dtype=np.int64),
-            nats,
-            tokens,
-        )
+    @property
+    def candidates(self) -> int:
+        """Candidates to score on this rank."""
+        return sum(len(unit.candidates) for unit in self.units)
 
 
-def encode(benchmark: Benchmark, condition: Condition, adapter: Adapter, audio_tokens: Callable[[Audio], Tensor]) -> Questions:
-    """Tokenises a benchmark for one condition.
+def encode(
+    benchmark: Benchmark,
+    condition: Condition,
+    adapter: Adapter,
+    audio_tokens: Callable[[Audio], Tensor],
+    indices: Sequence[int] | None = None,
+) -> Questions:
+    """Tokenises questions for one condition.
 
     Candidates whose contexts read the same share one unit.
 
@@ -86,12 +86,14 @@ def encode(benchmark: Benchmark, condition: Condition, adapter: Adapter, audio_t
         condition: How contexts are given.
         adapter: How the model is fed.
         audio_tokens: Codes of a recording, on the CPU.
+        indices: Which questions; all by default.
 
     Raises:
         ValueError: If a candidate has no tokens; the message names the item.
     """
     units: list[Unit] = []
-    for question, item in enumerate(benchmark.items):
+    for question in range(len(benchmark.items)) if indices is None else indices:
+        item = benchmark.items[question]
         shared: dict[tuple[str | Audio, ...], list[EncodedCandidate]] = {}
         for index, (context, text) in enumerate(zip(item.contexts, item.candidates, strict=True)):
             laid_out = prompt(condition, benchmark.language, context, text)
@@ -112,12 +114,14 @@ def encode(benchmark: Benchmark, condition: Condition, adapter: Adapter, audio_t
 class Scorer:
     """Scores questions on the live model, and watches itself.
 
-    The first packed row of each condition is scored again one candidate at a time. Where the two disagree, or the model cannot read
-    a packed row, everything is scored plainly from then on, and a warning says so once.
+    The first packed row of each condition is scored again one candidate at a time. Where the two disagree on any rank, or the model cannot
+    read a packed row, everything is scored plainly from then on, and a warning says so once.
+
+    Every rank runs the same number of forwards: one that has fewer rows, or none, runs a row that counts for nothing.
 
     Args:
         adapter: How the model is fed and read.
-        max_tokens: Positions in one forward.
+        max_tokens: Positions in one forward; halved where memory does not suffice, and kept so.
         packed: Whether contexts may be shared; ``False`` scores one row a candidate.
     """
 
@@ -125,63 +129,123 @@ class Scorer:
         self.adapter = adapter
         self.max_tokens = max_tokens
         self.packed = packed
+        self.forwards = 0
         self._checked: set[Condition] = set()
+        self._precision = torch.float32
 
     @torch.no_grad()
-    def score(self, model: nn.Module, questions: Questions, device: torch.device, advance: Callable[[int], object] = lambda _: None) -> LossTable:
-        """Losses of every candidate of every question.
+    def score(self, live: LiveModel, questions: Questions, ranks: Ranks = _ALONE, advance: Callable[[int], object] = lambda _: None) -> LossTable:
+        """Losses of every candidate of every question; called by all ranks together.
 
         Args:
-            model: The live model, in evaluation mode, under the precision it trains in.
-            questions: The work.
-            device: Where the model is.
+            live: The live model, in evaluation mode, under the precision it trains in.
+            questions: This rank's work.
+            ranks: Who else scores.
             advance: Told the number of candidates after each row.
 
         Returns:
-            A table with a finite entry for each candidate, unless the model itself says NaN or infinity.
+            The whole table on every rank, with a finite entry for each candidate unless the model itself says NaN or infinity.
+
+        Raises:
+            ProbeError: On all ranks, if one of several failed.
+            RuntimeError: If a candidate was not scored exactly once.
         """
-        if self.packed and questions.condition not in self._checked:
-            self._check(model, questions, device)
-        rows = pack(questions.units, self.max_tokens) if self.packed else [(alone,) for unit in questions.units for alone in unit.alone()]
-        done: list[tuple[PackedRow, Tensor]] = []
-        for units in rows:
-            row = build_row(units)
-            # Kept on the device: one transfer at the end instead of one wait a row.
-            done.append((row, self._row_nats(model, row, device)))
-            advance(sum(len(unit.candidates) for unit in units))
-        return questions.table(_collect(done, questions.benchmark))
+        while True:
+            shortage = None
+            try:
+                if self.packed and questions.condition not in self._checked:
+                    self._check(live, questions, ranks)
+                rows = self._rows(questions)
+                nats = self._run(live, rows, questions.benchmark, ranks, advance)
+            except torch.OutOfMemoryError as error:
+                longest = ranks.maximum(max((unit.tokens for unit in questions.units), default=0))
+                if not self.packed or self.max_tokens <= longest:
+                    raise
+                shortage = str(error)
+                self.max_tokens = max(longest, self.max_tokens // 2)
+            if shortage is None:
+                return _table(rows, nats, questions.benchmark, ranks)
+            warnings.warn(f"the probe goes on with max_tokens={self.max_tokens}, since memory did not suffice: {shortage}", stacklevel=2)
+            if live.device.type == "cuda":
+                torch.cuda.empty_cache()
 
-    def _row_nats(self, model: nn.Module, packed: PackedRow, device: torch.device) -> Tensor:
+    def _rows(self, questions: Questions) -> list[PackedRow]:
+        if self.packed:
+            return [build_row(units) for units in pack(questions.units, self.max_tokens)]
+        return [build_row((alone,)) for unit in questions.units for alone in unit.alone()]
+
+    def _run(
+        self, live: LiveModel, rows: Sequence[PackedRow], benchmark: Benchmark, ranks: Ranks, advance: Callable[[int], object] = lambda _: None
+    ) -> list[Tensor]:
+        """``[A]`` negative log-likelihoods of each row's targets, in as many forwards as any rank needs."""
+        failure, cause = None, None
+        nats: list[Tensor] = []
+        for number in range(ranks.maximum(len(rows))):
+            counts = number < len(rows)
+            row = rows[number] if counts else self._idle_row()
+            try:
+                # Kept on the device: one transfer at the end instead of one wait a row.
+                found = self._row_nats(live, row)
+            except Exception as error:
+                where = f"while scoring {_names(row, benchmark)}" if counts else "in a row that counts for nothing"
+                if ranks.size == 1:
+                    error.add_note(where)
+                    raise
+                message = f"rank {ranks.rank}, {where}: {type(error).__name__}: {error}"
+                if live.is_sharded:
+                    end_the_job(message)
+                failure, cause = Failure(ranks.rank, message, isinstance(error, torch.OutOfMemoryError)), error
+                break
+            if counts:
+                nats.append(found)
+                advance(len(set(zip(row.questions.tolist(), row.candidates.tolist(), strict=True))))
+        ranks.raise_together(failure, cause)
+        return nats
+
+    def _row_nats(self, live: LiveModel, packed: PackedRow) -> Tensor:
         """``[A]`` negative log-likelihood of each target, fp32."""
-        logits = self.adapter.text_logits(model, _to(packed.row, device))
-        return nn.functional.cross_entropy(logits.float(), packed.targets.to(device, non_blocking=True), reduction="none")
+        self.forwards += 1
+        row = _to(packed.row, live.device)
+        logits = live.enter(lambda: self.adapter.text_logits(live.model, row))
+        self._precision = logits.dtype
+        return nn.functional.cross_entropy(logits.float(), packed.targets.to(live.device, non_blocking=True), reduction="none")
 
-    def _check(self, model: nn.Module, questions: Questions, device: torch.device) -> None:
+    def _idle_row(self) -> PackedRow:
+        ids = self.adapter.encode_text("a") or [0]
+        streams = self.adapter.candidate_streams(ids)
+        candidate = EncodedCandidate(-1, -1, torch.tensor(ids[:1]), streams[:1])
+        return build_row((Unit(streams, (candidate,)),))
+
+    def _check(self, live: LiveModel, questions: Questions, ranks: Ranks) -> None:
         """Holds the first packed row against plain scoring of the same candidates."""
-        self._checked.add(questions.condition)
-        units = pack(questions.units, self.max_tokens)[0]
+        units = next(iter(pack(questions.units, self.max_tokens)), ())
         plain = [build_row((alone,)) for unit in units for alone in unit.alone()]
-        expected = torch.cat([self._row_nats(model, row, device) for row in plain])
+        packed = [build_row(units)] if units else []
+        expected = self._run(live, plain, questions.benchmark, ranks)
+        reason = None
         try:
-            row = build_row(units)
-            logits = self.adapter.text_logits(model, _to(row.row, device))
+            found = self._run(live, packed, questions.benchmark, ranks)
+        except torch.OutOfMemoryError:
+            raise
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            self._fall_back(f"the model cannot read a packed row ({type(error).__name__}: {error})")
-            return
-        found = nn.functional.cross_entropy(logits.float(), row.targets.to(device), reduction="none")
-        if not torch.equal(found.isfinite(), expected.isfinite()):
-            self._fall_back("packed and plain scoring disagree on which losses are finite")
-            return
-        difference = float((found - expected)[found.isfinite()].abs().max()) if found.isfinite().any() else 0.0
-        tolerance = PACKING_TOLERANCE_NATS.get(logits.dtype, PACKING_TOLERANCE_NATS[torch.float32])
-        if difference > tolerance:
-            self._fall_back(f"packed and plain scoring differ by {difference:.2g} nats per token, above {tolerance:g} for {logits.dtype}")
+            reason = f"the model cannot read a packed row ({type(error).__name__}: {error})"
+        else:
+            reason = _disagreement(torch.cat(found), torch.cat(expected), self._precision) if units else None
+        self._checked.add(questions.condition)
+        reasons = ranks.words(reason)
+        if reasons:
+            self.packed = False
+            warnings.warn(f"the probe scores one row a candidate from now on, which is slower: {reasons[0]}", stacklevel=3)
 
-    def _fall_back(self, reason: str) -> None:
-        self.packed = False
-        warnings.warn(f"the probe scores one row a candidate from now on, which is slower: {reason}", stacklevel=4)
+
+def _disagreement(found: Tensor, expected: Tensor, precision: torch.dtype) -> str | None:
+    if not torch.equal(found.isfinite(), expected.isfinite()):
+        return "packed and plain scoring disagree on which losses are finite"
+    difference = float((found - expected)[found.isfinite()].abs().max()) if found.isfinite().any() else 0.0
+    tolerance = PACKING_TOLERANCE_NATS.get(precision, PACKING_TOLERANCE_NATS[torch.float32])
+    return (
+        f"packed and plain scoring differ by {difference:.2g} nats per token, above {tolerance:g} for {precision}" if difference > tolerance else None
+    )
 
 
 def _to(row: Row, device: torch.device) -> Row:
@@ -191,13 +255,35 @@ def _to(row: Row, device: torch.device) -> Row:
     return Row(move(row.streams), move(row.positions), None if row.mask is None else move(row.mask), move(row.sources))
 
 
-def _collect(done: Sequence[tuple[PackedRow, Tensor]], benchmark: Benchmark) -> npt.NDArray[np.float64]:
-    """``[Q, C]`` sums of nats, added up in double precision in an order that does not depend on the rows."""
-    shape = (len(benchmark.items), max(len(item.candidates) for item in benchmark.items))
-    sums = np.full(shape, np.nan)
-    for question, item in enumerate(benchmark.items):
-        sums[question, : len(item.candidates)] = 0.0
-    nats = torch.cat([values for _, values in done]).double().cpu().numpy()
-    places = torch.cat([row.questions * shape[1] + row.candidates for row, _ in done]).numpy()
-    np.add.at(sums.reshape(-1), places, nats)
-    return sums
+def _names(row: PackedRow, benchmark: Benchmark) -> str:
+    names = [benchmark.items[question].id for question in dict.fromkeys(row.questions.tolist())]
+    return f"item{'s' * (len(names) > 1)} {', '.join(map(repr, names[:5]))}{', ...' * (len(names) > 5)} of {benchmark.name!r}"
+
+
+def _table(rows: Sequence[PackedRow], nats: Sequence[Tensor], benchmark: Benchmark, ranks: Ranks) -> LossTable:
+    """Every rank's entries put together by question, each there exactly once."""
+    items = benchmark.items
+    shape = (len(items), max(len(item.candidates) for item in items))
+    # Summed nats, tokens, times scored.
+    sums = np.zeros((3, *shape))
+    if rows:
+        places = torch.cat([row.questions * shape[1] + row.candidates for row in rows]).numpy()
+        np.add.at(sums[0].reshape(-1), places, torch.cat(list(nats)).double().cpu().numpy())
+        np.add.at(sums[1].reshape(-1), places, 1.0)
+        for row in rows:
+            for place in set(zip(row.questions.tolist(), row.candidates.tolist(), strict=True)):
+                sums[2][place] += 1
+    sums = ranks.total(sums)
+    exists = np.array([[candidate < len(item.candidates) for candidate in range(shape[1])] for item in items])
+    wrong = np.argwhere(sums[2] != exists)
+    if len(wrong):
+        question, candidate = (int(place) for place in wrong[0])
+        times = int(sums[2][question, candidate])
+        raise RuntimeError(f"candidate {candidate} of item {items[question].id!r} of {benchmark.name!r} was scored {times} times; this is a bug")
+    return LossTable(
+        tuple(item.id for item in items),
+        tuple(item.group for item in items),
+        np.array([item.answer for item in items], dtype=np.int64),
+        np.where(exists, sums[0], np.nan),
+        sums[1].astype(np.int64),
+    )

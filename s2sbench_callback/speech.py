@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import io
+import os
+import warnings
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import soundfile
 import torch
 import torchaudio
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from s2sbench_callback.items import Audio
+from s2sbench_callback.items import Audio, recording_digest
+
+_fingerprints: WeakKeyDictionary[nn.Module, tuple[tuple[tuple[str, int, int], ...], str]] = WeakKeyDictionary()
 
 
 def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
@@ -24,48 +32,89 @@ def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
         Mono samples in [-1, 1], float32 ``[N]``.
 
     Raises:
-        ValueError: If the file cannot be read any more, or holds no samples.
+        ValueError: If the file is not the one that was checked at setup any more.
     """
     try:
-        samples, rate = soundfile.read(audio.path, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError) as error:
+        content = audio.path.read_bytes()
+    except OSError as error:
         raise ValueError(f"{audio.path}: this recording was readable at setup and cannot be read now: {error}") from error
-    if not len(samples):
-        raise ValueError(f"{audio.path}: this recording had samples at setup and has none now")
+    if recording_digest(content) != audio.digest:
+        raise ValueError(f"{audio.path}: this recording has changed since setup; start the run again, so that the set is checked as a whole")
+    samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
     waveform: Tensor = torchaudio.functional.resample(torch.from_numpy(samples.mean(axis=1)), rate, sample_rate)
     return waveform
 
 
 def module_fingerprint(module: nn.Module) -> str:
-    """Hash of a module's parameters and buffers: a front-end that was trained or replaced has another one."""
+    """Hash of a module's parameters and buffers: a front-end that was trained or replaced has another one.
+
+    Hashed once, and again only after something in it was written to. Of a sharded module, call it on all ranks together.
+    """
+    tensors = sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items())
+    versions = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in tensors)
+    known = _fingerprints.get(module)
+    if known is not None and known[0] == versions:
+        return known[1]
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for name, tensor in tensors:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
+        digest.update(whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    _fingerprints[module] = (versions, digest.hexdigest())
     return digest.hexdigest()
 
 
 class AudioTokenCache:
-    """Audio tokens by recording and tokenizer, in memory, so that every probe after the first opens no file.
+    """Audio tokens by recording and speech tokenizer, in memory and on disk: every probe after the first opens no recording.
 
     Codes are small: 12.5 Hz and 8 codebooks of a 30 s recording are 24 kB.
+
+    Args:
+        folder: Where codes are kept, one file a recording in one folder a speech tokenizer; several runs and ranks may share it.
     """
 
-    def __init__(self) -> None:
-        self._codes: dict[tuple[str, str], Tensor] = {}
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._on_disk = False
+        self._fingerprint = ""
+        self._codes: dict[str, Tensor] = {}
 
-    def get(self, audio: Audio, tokenizer_fingerprint: str, encode: Callable[[], Tensor]) -> Tensor:
-        """The codes of a recording, computed by ``encode`` the first time.
+    def use(self, fingerprint: str, on_disk: bool) -> None:
+        """Turns to the codes of one speech tokenizer, and forgets those of another.
 
         Args:
-            audio: The recording; equal digests share codes.
-            tokenizer_fingerprint: What the codes depend on besides the recording. A changed speech tokenizer has another one.
-            encode: Computes the codes.
-
-        Returns:
-            Codes on the CPU, as ``encode`` shapes them.
+            fingerprint: What the codes depend on besides the recording.
+            on_disk: Whether they are worth keeping on disk: not if the speech tokenizer is being trained.
         """
-        key = (audio.digest, tokenizer_fingerprint)
-        if key not in self._codes:
-            self._codes[key] = encode().to("cpu", torch.int64)
-        return self._codes[key]
+        if fingerprint != self._fingerprint:
+            self._codes.clear()
+        self._fingerprint, self._on_disk = fingerprint, on_disk
+
+    def __contains__(self, audio: Audio) -> bool:
+        if audio.digest not in self._codes and self._on_disk and self._path(audio).is_file():
+            self._codes[audio.digest] = torch.from_numpy(np.load(self._path(audio)))
+        return audio.digest in self._codes
+
+    def get(self, audio: Audio) -> Tensor:
+        """Codes of a recording that the cache contains, int64 on the CPU."""
+        return self._codes[audio.digest]
+
+    def put(self, audio: Audio, codes: Tensor) -> None:
+        """Keeps the codes of a recording; a disk that is full or read-only costs the next run time, not this one its probe."""
+        kept = codes.to("cpu", torch.int64)
+        self._codes[audio.digest] = kept
+        if not self._on_disk:
+            return
+        path = self._path(audio)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as stream:
+                np.save(stream, kept.numpy())
+            temporary.replace(path)
+        except OSError as error:
+            self._on_disk = False
+            warnings.warn(f"audio tokens are kept in memory alone, since {path.parent} cannot be written to: {error}", stacklevel=2)
+
+    def _path(self, audio: Audio) -> Path:
+        return self._folder / self._fingerprint / f"{audio.digest}.npy"

@@ -10,7 +10,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import pytest
-import soundfile
 import torch
 from conftest import TINY
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -284,10 +283,15 @@ def test_a_subset_is_the_same_every_time(mini_set: Benchmark) -> None:
 
 def test_after_the_first_probe_no_recording_is_opened(tmp_path: Path, mini_set: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
-    read = soundfile.read
-    monkeypatch.setattr(soundfile, "read", lambda path, **arguments: (opened.append(path), read(path, **arguments))[1])
-    fit(tmp_path, every(1, mini_set), enable_checkpointing=False)
-    assert len(opened) == len(mini_set.items)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (opened.append(path), read(path))[1])
+    for run in ("first", "second"):
+        probe = every(1, mini_set, cache_dir=tmp_path / "codes")
+        fit(tmp_path / run, probe, enable_checkpointing=False)
+        recordings = {path for path in opened if path.suffix == ".wav"}
+        # The second run finds the codes of the first on disk.
+        assert len(recordings) == probe.probe.front_end_forwards == (len(mini_set.items) if run == "first" else 0)
+        opened.clear()
 
 
 def test_reference_is_the_first_probe_or_another_record(tmp_path: Path, mini_set: Benchmark) -> None:
@@ -334,12 +338,6 @@ def test_sets_need_names_of_their_own(mini_set: Benchmark) -> None:
         S2SBenchCallback([mini_set, mini_set])
     with pytest.raises(ValueError, match="benchmarks is empty"):
         S2SBenchCallback([])
-
-
-def test_several_devices_are_refused_at_setup(tmp_path: Path, mini_set: Benchmark) -> None:
-    trainer = pl.Trainer(default_root_dir=tmp_path, accelerator="cpu", devices=2, logger=False)
-    with pytest.raises(MisconfigurationException, match="on a single device so far, and this trainer has 2"):
-        every(1, mini_set).setup(trainer, MiniTask(TINY), "fit")
 
 
 def test_a_model_that_breaks_is_an_error_not_a_figure(tmp_path: Path, mini_set: Benchmark) -> None:

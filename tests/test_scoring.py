@@ -12,6 +12,7 @@ from transformers import Qwen2ForCausalLM
 from s2sbench_callback import Benchmark, Item
 from s2sbench_callback.adapters import Adapter, Row, SummedCodebooks, TextOnly
 from s2sbench_callback.items import Audio, Context
+from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.mini_world.model import MiniSpeechLM
 from s2sbench_callback.mini_world.pretraining import mini_adapter
 from s2sbench_callback.mini_world.text_tokenizer import build_text_tokenizer
@@ -32,7 +33,7 @@ def score(model: nn.Module, adapter: Adapter, benchmark: Benchmark, condition: C
         questions = encode(benchmark, condition, adapter, audio_tokens(model, adapter))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return Scorer(adapter, max_tokens, packed).score(model, questions, CPU)
+        return Scorer(adapter, max_tokens, packed).score(LiveModel(model, model, CPU), questions)
 
 
 @torch.no_grad()
@@ -150,8 +151,8 @@ def test_models_that_cannot_read_packed_rows_are_scored_plainly_and_say_so_once(
     questions = encode(mini_set, "t2t", adapter, audio_tokens(tiny_qwen2, adapter))
     scorer = Scorer(adapter, 300)
     with pytest.warns(UserWarning, match=f"one row a candidate from now on.*{message}") as caught:
-        table = scorer.score(tiny_qwen2, questions, CPU)
-        scorer.score(tiny_qwen2, questions, CPU)
+        table = scorer.score(LiveModel(tiny_qwen2, tiny_qwen2, CPU), questions)
+        scorer.score(LiveModel(tiny_qwen2, tiny_qwen2, CPU), questions)
     assert len(caught) == 1
     assert not scorer.packed
     expected = score(tiny_qwen2, TextOnly(build_text_tokenizer()), mini_set, "t2t", packed=False)

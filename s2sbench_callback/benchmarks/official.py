@@ -12,7 +12,6 @@ of a row is ``<audio_path>/<uttid>.wav``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import string
 import warnings
@@ -25,7 +24,7 @@ from typing import Any, Literal, cast
 import soundfile
 import yaml
 
-from s2sbench_callback.items import Audio, Benchmark, Context, Item, Language
+from s2sbench_callback.items import Audio, Benchmark, Context, Item, Language, recording_digest
 
 _SET_NAMES = {"sStory_s2t": "sstorycloze", "zh_story": "zh-sstorycloze", "cmmlu_write_4": "scmmlu"}
 _READERS = 8
@@ -231,9 +230,7 @@ def _recording(row: _Row, path: Path) -> Audio:
         raise ValueError(f"{row.place}: the recording of uttid {row.uttid!r} cannot be read: {path}: {error}") from error
     if not frames or _is_cut_short(path):
         raise ValueError(f"{row.place}: the recording of uttid {row.uttid!r} has no samples or is cut short: {path}")
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    return Audio(path, digest, seconds)
+    return Audio(path, recording_digest(path.read_bytes()), seconds)
 
 
 def _is_cut_short(path: Path) -> bool:

@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from s2sbench_callback import Benchmark, mini
-from s2sbench_callback.items import Audio
+from s2sbench_callback.items import Audio, recording_digest
 from s2sbench_callback.mini_world.corpus import training_corpus
 from s2sbench_callback.mini_world.speech_tokenizer import FRAME_RATE_HZ, SAMPLE_RATE, SpeechTokenizer
 from s2sbench_callback.mini_world.voice import Voice
@@ -116,7 +116,7 @@ def test_corpus_needs_a_rendering(tmp_path: Path) -> None:
 
 def write(path: Path, samples: np.ndarray, rate: int) -> Audio:
     soundfile.write(path, samples, rate)
-    return Audio(path, path.name, len(samples) / rate)
+    return Audio(path, recording_digest(path.read_bytes()), len(samples) / rate)
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac"])
@@ -129,25 +129,48 @@ def test_waveforms_are_mono_at_the_asked_rate(tmp_path: Path, ending: str) -> No
     torch.testing.assert_close(waveform[500:-500], expected[500:-500], atol=2e-3, rtol=0)
 
 
-def test_a_recording_that_went_bad_after_setup_is_named(tmp_path: Path) -> None:
+def test_a_recording_that_changed_after_setup_is_named(tmp_path: Path) -> None:
     audio = write(tmp_path / "a.wav", np.zeros(100), 16_000)
-    audio.path.write_bytes(b"no longer a wav")
-    with pytest.raises(ValueError, match=r"a\.wav: this recording was readable at setup and cannot be read now"):
+    soundfile.write(audio.path, np.ones(100), 16_000)
+    with pytest.raises(ValueError, match=r"a\.wav: this recording has changed since setup"):
         load_waveform(audio, 16_000)
     audio.path.unlink()
-    with pytest.raises(ValueError, match=r"a\.wav: this recording was readable at setup"):
+    with pytest.raises(ValueError, match=r"a\.wav: this recording was readable at setup and cannot be read now"):
         load_waveform(audio, 16_000)
 
 
-def test_codes_are_computed_once_a_recording_and_tokenizer() -> None:
-    cache, calls = AudioTokenCache(), []
+def test_codes_are_kept_by_recording_and_speech_tokenizer(tmp_path: Path) -> None:
+    first, twin, other = (Audio(Path(f"{name}.wav"), digest, 1.0) for name, digest in (("a", "x"), ("b", "x"), ("c", "y")))
+    cache = AudioTokenCache(tmp_path)
+    cache.use("v1", on_disk=True)
+    assert first not in cache
+    cache.put(first, torch.ones(3, 2))
+    assert twin in cache
+    assert other not in cache
+    assert cache.get(twin).dtype == torch.int64
+    cache.use("v2", on_disk=True)
+    assert first not in cache
 
-    def encode(name: str) -> torch.Tensor:
-        calls.append(name)
-        return torch.ones(3, 2)
+    later = AudioTokenCache(tmp_path)
+    later.use("v1", on_disk=True)
+    assert first in later
+    assert torch.equal(later.get(first), torch.ones(3, 2, dtype=torch.int64))
+    assert not list(tmp_path.rglob("*.partial"))
 
-    first, twin = Audio(Path("a.wav"), "same bytes", 1.0), Audio(Path("b.wav"), "same bytes", 1.0)
-    for audio, tokenizer in ((first, "v1"), (twin, "v1"), (first, "v2"), (first, "v2")):
-        codes = cache.get(audio, tokenizer, lambda tokenizer=tokenizer: encode(tokenizer))
-        assert codes.dtype == torch.int64
-    assert calls == ["v1", "v2"]
+
+def test_codes_of_a_front_end_that_learns_never_reach_the_disk(tmp_path: Path) -> None:
+    audio = Audio(Path("a.wav"), "x", 1.0)
+    cache = AudioTokenCache(tmp_path)
+    cache.use("v1", on_disk=False)
+    cache.put(audio, torch.ones(3, 2))
+    assert audio in cache
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_written_to_costs_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = AudioTokenCache(tmp_path / "file")
+    cache.use("v1", on_disk=True)
+    with pytest.warns(UserWarning, match="audio tokens are kept in memory alone"):
+        cache.put(Audio(Path("a.wav"), "x", 1.0), torch.ones(3, 2))
+    assert Audio(Path("a.wav"), "x", 1.0) in cache

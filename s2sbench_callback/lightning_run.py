@@ -1,0 +1,93 @@
+"""What the probe needs to know of a Lightning trainer, of either namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+from s2sbench_callback.live_model import Redirection
+from s2sbench_callback.report import PREFIX
+from s2sbench_callback.schedule import CheckpointTrigger
+
+_WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
+_SHARDED_IN_PLACE = "ModelParallelStrategy"
+_SHARDED_BY_WRAPPER = ("FSDPStrategy", "DeepSpeedStrategy")
+
+
+def is_fast_dev_run(trainer: pl.Trainer) -> bool:
+    """Whether the trainer only tries its code paths."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def checkpoint_triggers(trainer: pl.Trainer) -> list[CheckpointTrigger]:
+    """When each ``ModelCheckpoint`` saves; it keeps its triggers in private attributes."""
+    triggers = []
+    for callback in trainer.checkpoint_callbacks:
+        kept: Any = callback
+        if all(hasattr(kept, name) for name in ("_every_n_train_steps", "_every_n_epochs", "_train_time_interval")):
+            triggers.append(
+                CheckpointTrigger(
+                    kept._every_n_train_steps,
+                    kept._every_n_epochs,
+                    kept._train_time_interval is not None,
+                    kept._should_save_on_train_epoch_end(trainer),
+                )
+            )
+    return triggers
+
+
+def refusal(trainer: pl.Trainer) -> str | None:
+    """Why a model under this trainer's strategy cannot be probed, or ``None`` if it can."""
+    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    if kinds.isdisjoint((*_WHOLE, _SHARDED_IN_PLACE, *_SHARDED_BY_WRAPPER)):
+        return f"the strategy {type(trainer.strategy).__name__} is unknown to the probe; it knows DDP, ModelParallelStrategy, FSDP and DeepSpeed"
+    tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+    if _SHARDED_IN_PLACE in kinds and tensor_parallel not in (1, "auto"):
+        return f"tensor_parallel_size={tensor_parallel} splits the logits over ranks, which the probe cannot read; use tensor_parallel_size=1"
+    return None
+
+
+def redirection(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Redirection | None:
+    """For strategies that shard through a wrapper: runs a function inside the wrapper's forward, as Lightning runs ``validation_step``."""
+    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    if kinds.isdisjoint(_SHARDED_BY_WRAPPER):
+        return None
+
+    def run(function: Callable[[], Tensor]) -> Tensor:
+        strategy = cast(Any, trainer.strategy)
+        object.__setattr__(pl_module, "_s2sbench_enter", lambda: function())
+        try:
+            result: Tensor = strategy._forward_redirection(strategy.model, pl_module, "_s2sbench_enter")
+            return result
+        finally:
+            object.__delattr__(pl_module, "_s2sbench_enter")
+
+    return run
+
+
+def default_dirpath(trainer: pl.Trainer) -> Path:
+    """Below the first logger's folder of this run, else a numbered folder below the trainer's root."""
+    for logger in trainer.loggers:
+        if logger.save_dir is not None:
+            number = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+            return Path(logger.save_dir) / str(logger.name) / number / PREFIX
+    root = Path(trainer.default_root_dir)
+    taken = 0
+    while (folder := root / f"{PREFIX}{f'_{taken}' if taken else ''}").exists():
+        taken += 1
+    return folder
+
+
+def stage_number(trainer: pl.Trainer) -> int | None:
+    """The stage of the first callback that counts stages, where there is one."""
+    numbers = (getattr(callback, "stage_number", None) for callback in cast(Any, trainer).callbacks)
+    return next((number for number in numbers if number is not None), None)
+
+
+def shows_progress(trainer: pl.Trainer) -> bool:
+    """Whether this process draws bars."""
+    return trainer.is_global_zero and trainer.progress_bar_callback is not None
