@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -31,15 +32,14 @@ from s2sbench_callback.lightning_run import (
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped
 from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
-from s2sbench_callback.probe import Probe, table_from_state, table_to_state
+from s2sbench_callback.probe import Probe
 from s2sbench_callback.prompts import CONDITIONS, Condition
 from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.record import RunRecord
+from s2sbench_callback.reference import Reference
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
 from s2sbench_callback.schedule import ProbePlan, plan_probes
 from s2sbench_callback.scoring import LossTable
-
-T = TypeVar("T")
 
 
 class S2SBenchCallback(pl.Callback):
@@ -113,7 +113,9 @@ class S2SBenchCallback(pl.Callback):
         super().__init__()
         if on_error not in (None, "raise", "skip"):
             raise ValueError(f"on_error must be 'raise', 'skip' or None, got {on_error!r}")
-        self.probe = Probe(benchmarks if benchmarks is not None else [mini()], conditions or CONDITIONS, max_questions, max_tokens, cache_dir)
+        self.probe = Probe(
+            benchmarks if benchmarks is not None else [mini()], CONDITIONS if conditions is None else conditions, max_questions, max_tokens, cache_dir
+        )
         self.adapter = adapter
         self.locator = locator
         self.every_n_train_steps = every_n_train_steps
@@ -121,23 +123,32 @@ class S2SBenchCallback(pl.Callback):
         self.at_end = at_end
         self.max_questions = max_questions
         self.on_error = on_error
-        self._reference: dict[str, LossTable] = _read_reference(Path(reference)) if reference is not None else {}
-        self._reference_is_given = reference is not None
+        self._reference = Reference(Path(reference) if reference is not None else None)
         self._dirpath = Path(dirpath) if dirpath is not None else None
-        self._plan = ProbePlan()
         self.record: RunRecord | None = None
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Forgets an earlier run, which may have been another trainer's or another model's."""
+        self._plan = ProbePlan()
         self._last_step: int | None = None
         self._skipped = 0
         self._resumed_dirpath: Path | None = None
-        # Of this process only:
         self._found: Adapter | None = None
         self._previous: Tables | None = None
+        self._history: list[ProbeReport] = []
         self._published: dict[str, float] = {}
         self._probe_seconds = 0.0
         self._probes_run = 0
         self._training_began = 0.0
         self._last_ended = 0.0
         self._cost_is_told = False
+        self._reference.reset()
+
+    @property
+    def state_key(self) -> str:
+        """By the names of the sets, so that two probes of one trainer keep their states apart."""
+        return f"{type(self).__name__}{sorted(self.probe.benchmarks)}"
 
     # Hooks
 
@@ -148,11 +159,14 @@ class S2SBenchCallback(pl.Callback):
         reason = refusal(trainer)
         if reason:
             raise MisconfigurationException(f"S2SBenchCallback cannot probe here: {reason}")
+        self._start_anew()
         self._plan = self._make_plan(trainer)
-        for benchmark in self.probe.benchmarks.values():
-            held = self._reference.get(benchmark.name)
-            if self._reference_is_given and held is not None and held.item_ids != tuple(item.id for item in benchmark.items):
-                raise MisconfigurationException(f"the reference record holds other questions of {benchmark.name!r} than this run asks")
+        mismatches = self._reference.mismatches(self.probe.benchmarks)
+        if mismatches:
+            raise MisconfigurationException(f"the reference record holds other questions of {', '.join(mismatches)} than this run asks")
+        unheld = [name for name in self.probe.benchmarks if self._reference.is_given and name not in self._reference.tables()]
+        if unheld:
+            rank_zero_warn(f"the reference record has no T→T of {', '.join(unheld)}, so there will be no intelligence_loss and t2t_change of it")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Opens the record, drops what a resumed run has left behind, and probes before the first step."""
@@ -165,6 +179,10 @@ class S2SBenchCallback(pl.Callback):
         self._last_ended = self._training_began
         if not is_fast_dev_run(trainer):
             self._open_record(trainer)
+        stale = self._reference.mismatches(self.probe.benchmarks)
+        if stale:
+            rank_zero_warn(f"the questions of {', '.join(stale)} have changed since the checkpoint; T→T is held against the next probe")
+            self._reference.drop(stale)
         if self.at_start and trainer.global_step == 0:
             self._run_probe(trainer, pl_module)
 
@@ -199,7 +217,7 @@ class S2SBenchCallback(pl.Callback):
             "last_step": self._last_step,
             "skipped": self._skipped,
             "dirpath": str(self.record.dirpath) if self.record else None,
-            "reference": {} if self._reference_is_given else {name: table_to_state(table) for name, table in self._reference.items()},
+            "reference": self._reference.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -207,8 +225,7 @@ class S2SBenchCallback(pl.Callback):
         self._last_step = state_dict["last_step"]
         self._skipped = state_dict["skipped"]
         self._resumed_dirpath = Path(state_dict["dirpath"]) if state_dict["dirpath"] else None
-        if not self._reference_is_given:
-            self._reference = {name: table_from_state(table) for name, table in state_dict["reference"].items()}
+        self._reference.load(state_dict["reference"])
 
     # One probe
 
@@ -234,7 +251,7 @@ class S2SBenchCallback(pl.Callback):
             self._skip(trainer, error)
             return
         self._probes_run += 1
-        self._reference = self._reference or {name: by_condition["t2t"] for name, by_condition in tables.items() if "t2t" in by_condition}
+        self._reference.take(tables, self.probe.benchmarks)
         # The slowest rank's, so that every rank has the same figures.
         seconds = ranks.maximum(round((time.monotonic() - began) * 1e6)) / 1e6
         elapsed = ranks.maximum(round((time.monotonic() - self._training_began) * 1e6)) / 1e6
@@ -269,7 +286,9 @@ class S2SBenchCallback(pl.Callback):
             "precision": str(trainer.precision),
             "max_questions": self.max_questions,
         }
-        return build_report(self.probe.benchmarks, tables, self._reference, trainer.global_step, stage_number(trainer), run_metrics, signature)
+        return build_report(
+            self.probe.benchmarks, tables, self._reference.tables(), trainer.global_step, stage_number(trainer), run_metrics, signature
+        )
 
     def _show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
         """To ``callback_metrics`` and the console on every rank, to disk and the loggers from rank 0."""
@@ -278,10 +297,15 @@ class S2SBenchCallback(pl.Callback):
         rank_zero_info(_summary(report))
         if not trainer.is_global_zero:
             return
-        history = self._write(report, tables)
-        figure = panels(history)
+        self._history.append(report)
         if self.record:
-            self._try("write the panels", lambda folder: (folder / "panels.png").write_bytes(png(figure)), self.record.dirpath)
+            self._try("write the record", partial(self.record.append, report, tables))
+        self._try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
+
+    def _show_in_pictures(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
+        figure = panels(self._history)
+        if self.record:
+            self._try("write the panels", partial((self.record.dirpath / "panels.png").write_bytes, png(figure)))
         changed = [
             row
             for benchmark in self.probe.benchmarks.values()
@@ -290,22 +314,12 @@ class S2SBenchCallback(pl.Callback):
         ]
         showing = Showing(report, pixels(figure), changed, first=self._probes_run == 1)
         for logger in trainer.loggers:
-            self._try(f"send the figures to {type(logger).__name__}", lambda logger: send(logger, showing), logger)
+            self._try(f"send the figures to {type(logger).__name__}", partial(send, logger, showing))
 
-    def _write(self, report: ProbeReport, tables: Tables) -> list[ProbeReport]:
-        """To disk; returns the history as far as it can be had."""
-        if self.record is None:
-            return [report]
-        self._try("write the record", lambda record: record.append(report, tables), self.record)
-        try:
-            return self.record.history() or [report]
-        except OSError:
-            return [report]
-
-    def _try(self, what: str, action: Callable[[T], object], on: T) -> None:
+    def _try(self, what: str, action: Callable[[], object]) -> None:
         """Shows a probe in one place; a place that fails is named loudly and costs neither the training nor the other places anything."""
         try:
-            action(on)
+            action()
         except Exception as error:
             rank_zero_warn(f"The S2SBench probe could not {what}: {type(error).__name__}: {error}. Training goes on.")
 
@@ -317,15 +331,15 @@ class S2SBenchCallback(pl.Callback):
     def _skip(self, trainer: pl.Trainer, error: Exception) -> None:
         self._skipped += 1
         rank_zero_warn(f"The S2SBench probe at step {trainer.global_step} was skipped: {type(error).__name__}: {error}")
-        for logger in trainer.loggers:
-            self._try(
-                f"tell {type(logger).__name__} that it was skipped", lambda each: send_skipped(each, self._skipped, trainer.global_step), logger
-            )
+        self._published |= {f"{PREFIX}/skipped": float(self._skipped)}
+        self._publish(trainer)
+        for logger in trainer.loggers if trainer.is_global_zero else []:
+            self._try(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, self._skipped, trainer.global_step))
 
     def _open_record(self, trainer: pl.Trainer) -> None:
         """Goes on in the folder of a resumed run; a new run takes a folder of its own."""
         resumed = trainer.global_step > 0
-        chosen = self._dirpath or (self._resumed_dirpath if resumed else None) or default_dirpath(trainer)
+        chosen = self._dirpath or (self._earlier_dirpath() if resumed else None) or default_dirpath(trainer, self)
         self.record = RunRecord(Path(Ranks.of_this_run(trainer.strategy.root_device).broadcast(str(chosen))))
         if not trainer.is_global_zero:
             return
@@ -333,9 +347,13 @@ class S2SBenchCallback(pl.Callback):
         if moved:
             name = self.record.superseded_path.name
             rank_zero_info(f"{moved} earlier probe(s) in {self.record.dirpath} are not of this run's weights and moved to {name}.")
-        history = self.record.history()
-        if history and self.record.losses_path(history[-1].step).is_file():
-            self._previous = self.record.losses(history[-1].step)
+        self._history = self.record.history()
+        if self._history and self.record.losses_path(self._history[-1].step).is_file():
+            self._previous = self.record.losses(self._history[-1].step)
+
+    def _earlier_dirpath(self) -> Path | None:
+        """Of the checkpoint, or of this callback's own fit before."""
+        return self._resumed_dirpath or (self.record.dirpath if self.record else None)
 
     def _tell_cost(self, report: ProbeReport, training_seconds: float) -> None:
         """Once, as soon as there is training between two probes to hold it against."""
@@ -350,14 +368,6 @@ class S2SBenchCallback(pl.Callback):
             questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
             advice = f" To stay below 5 %, set max_questions={max(1, int(questions * fits))}, or probe {math.ceil(1 / fits)} times less often."
         rank_zero_info(f"A probe takes {seconds:.1f} s, {share:.1%} of the time from one to the next.{advice}")
-
-
-def _read_reference(dirpath: Path) -> dict[str, LossTable]:
-    record = RunRecord(dirpath)
-    history = record.history()
-    if not history:
-        raise ValueError(f"reference={str(dirpath)!r} holds no probes: there is no {record.probes_path}, or it is empty")
-    return {name: by_condition["t2t"] for name, by_condition in record.losses(history[0].step).items() if "t2t" in by_condition}
 
 
 def _summary(report: ProbeReport) -> str:

@@ -17,7 +17,7 @@ def isolated(root: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, then everything back as it was.
 
     Put back are the train or eval flag of every single submodule (a frozen encoder in eval mode stays there) and the
-    random generators of Python, numpy, torch and every accelerator in use. Compiled modules run eagerly meanwhile, so that the
+    random generators of Python, numpy, torch and CUDA. Compiled modules run eagerly meanwhile, so that the
     probe's shapes cost no recompilation, and FlashAttention, which cannot read the mask of a packed row, gives way to ``sdpa``.
 
     Args:
@@ -28,7 +28,9 @@ def isolated(root: nn.Module) -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices), torch.no_grad(), torch.compiler.set_stance("force_eager"), _readable_attention(root):
         try:
-            root.eval()
+            for module, _ in modes:
+                # Not eval(): some modules override train() and rewrite their weights in it.
+                module.training = False
             yield
         finally:
             for module, training in modes:

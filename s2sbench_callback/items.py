@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,8 +101,11 @@ class Benchmark:
     tie_rule: TieRule = "lose"
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
-            raise ValueError(f"a benchmark's name is part of its metric keys: it must not be empty or contain '/', got {self.name!r}")
+        if not re.fullmatch(r"[\w@.+-]+", self.name) or self.name == "mean":
+            raise ValueError(
+                f"a benchmark's name is part of its metric keys: letters, digits and _ @ . + - alone, and not 'mean', which stands for the average "
+                f"over sets; got {self.name!r}"
+            )
         if self.language not in ("en", "zh"):
             raise ValueError(f"benchmark {self.name!r}: language must be 'en' or 'zh', got {self.language!r}")
         if self.tie_rule not in ("lose", "win"):

@@ -69,15 +69,20 @@ def redirection(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Redirecti
     return run
 
 
-def default_dirpath(trainer: pl.Trainer) -> Path:
-    """Below the first logger's folder of this run, else a numbered folder below the trainer's root."""
+def default_dirpath(trainer: pl.Trainer, callback: pl.Callback) -> Path:
+    """Below the first logger's folder of this run, else a numbered folder below the trainer's root.
+
+    A second callback of the same class takes a folder of its own beside the first one's.
+    """
+    place = [each for each in cast(Any, trainer).callbacks if type(each) is type(callback)].index(callback)
+    name = f"{PREFIX}_probe{place + 1}" if place else PREFIX
     for logger in trainer.loggers:
         if logger.save_dir is not None:
             number = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-            return Path(logger.save_dir) / str(logger.name) / number / PREFIX
+            return Path(logger.save_dir) / str(logger.name) / number / name
     root = Path(trainer.default_root_dir)
     taken = 0
-    while (folder := root / f"{PREFIX}{f'_{taken}' if taken else ''}").exists():
+    while (folder := root / f"{name}{f'_{taken}' if taken else ''}").exists():
         taken += 1
     return folder
 

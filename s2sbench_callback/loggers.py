@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +81,8 @@ def changed_sides(benchmark: Benchmark, condition: Condition, before: Tables | N
         A row a question: step, set, condition, item, what it is now, losses, context, answer, other candidates.
     """
     table = now[benchmark.name].get(condition)
-    earlier = before[benchmark.name].get(condition) if before else None
-    if table is None or earlier is None:
+    earlier = before.get(benchmark.name, {}).get(condition) if before else None
+    if table is None or earlier is None or table.item_ids != earlier.item_ids:
         return []
     right, was_right = (found.wins == found.count for found in (compare(each, benchmark.tie_rule) for each in (table, earlier)))
     losses = table.losses
@@ -110,14 +111,14 @@ def tensorboard_layout(report: ProbeReport) -> dict[str, dict[str, list[Any]]]:
     """Custom scalars: S→T over T→T, positive over negative loss, and each accuracy with its interval."""
     charts: dict[str, list[Any]] = {}
     for name, conditions in report.sets.items():
-        place = f"{PREFIX}/{name}"
+        place = f"{PREFIX}/{re.escape(name)}"
         charts[f"{name}: accuracy, S→T and T→T"] = ["Multiline", [f"^{place}/{c}/accuracy$" for c in conditions]]
         for c in conditions:
             losses = [f"^{place}/{c}/{figure}$" for figure in ("positive_loss", "negative_loss")]
             charts[f"{name}: positive and negative loss, {CONDITION_NAMES[c]}"] = ["Multiline", losses]
         charts[f"{name}: positive minus negative"] = ["Multiline", [f"^{place}/{c}/positive_minus_negative$" for c in conditions]]
         for c in conditions:
-            key = f"{place}/{c}/accuracy"
+            key = f"{PREFIX}/{name}/{c}/accuracy"
             charts[f"{name}: accuracy with interval, {CONDITION_NAMES[c]}"] = ["Margin", [key, f"{key}_low", f"{key}_high"]]
     return {"S2SBench": charts}
 

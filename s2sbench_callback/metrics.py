@@ -78,7 +78,8 @@ class ConditionFigures:
         negative_loss: Mean loss of the others over the comparisons, nats per token.
         positive_minus_negative: Difference of the two; below 0 when the model is right.
         ties: Comparisons of equal losses; many mean a broken model.
-        invalid: Questions with a NaN or infinite loss; they count as lost and stay out of the mean losses.
+        invalid: Questions with a NaN or infinite loss; each comparison that such a loss takes part in is lost, and the question stays out of the mean
+            losses.
         questions: Questions asked.
     """
 

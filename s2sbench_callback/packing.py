@@ -65,12 +65,14 @@ class PackedRow:
         targets: ``[A]`` text ids, one for each of ``row.sources``.
         questions: ``[A]`` question of each target.
         candidates: ``[A]`` candidate of each target.
+        lengths: Number of targets of each candidate, in the same order.
     """
 
     row: Row
     targets: Tensor
     questions: Tensor
     candidates: Tensor
+    lengths: list[int]
 
 
 def pack(units: Sequence[Unit], max_tokens: int) -> list[tuple[Unit, ...]]:
@@ -133,7 +135,7 @@ def build_row(units: Sequence[Unit]) -> PackedRow:
         mask=None if one_sequence else _visible(torch.cat(contexts), torch.cat(branches)),
         sources=torch.tensor(sources),
     )
-    return PackedRow(row, torch.cat(targets), torch.cat(questions), torch.cat(candidates))
+    return PackedRow(row, torch.cat(targets), torch.cat(questions), torch.cat(candidates), [len(ids) for ids in targets])
 
 
 def _visible(contexts: Tensor, branches: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ class Probe:
         """This rank's questions, ready to be scored on all ranks or on none; made again only when the speech tokenizer has changed."""
         asked = self.asked(adapter)
         heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
-        fingerprint = adapter.audio_fingerprint(live.model) if heard else ""
+        fingerprint = _audio_fingerprint(adapter, live.model) if heard else ""
         key = (str(id(adapter)), fingerprint)
         if self._questions and self._questions[0] == key:
             return self._questions[1]
@@ -193,7 +194,7 @@ class Probe:
 
     def _encode(self, adapter: Adapter, live: LiveModel, ranks: Ranks, waveforms: list[Tensor], advance: Callable[[], object]) -> list[Tensor]:
         """Codes of each waveform, in as many forwards of the front-end as any rank needs."""
-        silence = torch.zeros(adapter.sample_rate)
+        silence = torch.zeros(adapter.sample_rate, dtype=torch.float32)
 
         def work() -> list[Tensor]:
             codes = []
@@ -201,7 +202,9 @@ class Probe:
                 waveform = (waveforms[number] if number < len(waveforms) else silence).to(live.device)
                 self.front_end_forwards += 1
                 try:
-                    found = live.enter(lambda: adapter.encode_audio(live.model, waveform))  # noqa: B023  # run at once
+                    # In its own precision, so that codes kept on disk serve runs of every precision.
+                    with torch.autocast(live.device.type, enabled=False):
+                        found = live.enter(lambda: adapter.encode_audio(live.model, waveform))  # noqa: B023  # run at once
                 except Exception as error:
                     if live.is_sharded and ranks.size > 1:
                         end_the_job(f"rank {ranks.rank}, while tokenising speech: {type(error).__name__}: {error}")
@@ -223,6 +226,12 @@ def _cost(item: Item) -> float:
     return spoken + characters / _CHARACTERS_PER_TOKEN
 
 
+def _audio_fingerprint(adapter: Adapter, model: nn.Module) -> str:
+    """Everything besides the recording that decides its codes."""
+    content = f"{type(adapter).__qualname__} {adapter.sample_rate} {adapter.audio_fingerprint(model)}"
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
 def _learns_to_hear(adapter: Adapter, model: nn.Module) -> bool:
     """Whether the front-end is being trained, so that its codes are of no use after this probe."""
     prefixes = adapter.roles(model).get("frontend", ())
@@ -234,18 +243,3 @@ def _subset(benchmark: Benchmark, max_questions: int | None) -> Benchmark:
         return benchmark
     chosen = sorted(random.Random(0).sample(range(len(benchmark.items)), max_questions))
     return replace(benchmark, items=tuple(benchmark.items[index] for index in chosen))
-
-
-def table_to_state(table: LossTable) -> dict[str, Any]:
-    """A table as plain data that ``torch.load(weights_only=True)`` accepts."""
-    return {
-        "item_ids": list(table.item_ids),
-        "groups": list(table.groups),
-        **{name: torch.from_numpy(getattr(table, name).copy()) for name in ("answers", "nats", "tokens")},
-    }
-
-
-def table_from_state(state: Mapping[str, Any]) -> LossTable:
-    """The table that :func:`table_to_state` made."""
-    arrays = {name: cast(Tensor, state[name]).cpu().numpy() for name in ("answers", "nats", "tokens")}
-    return LossTable(tuple(state["item_ids"]), tuple(state["groups"]), **arrays)

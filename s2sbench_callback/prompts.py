@@ -39,7 +39,7 @@ def prompt(condition: Condition, language: Language, context: Context, candidate
         condition: ``s2t`` (spoken context) or ``t2t`` (written context); the candidate is text in both.
         language: Language of the instruction, and of the spacing.
         context: The context, with a recording for ``s2t``.
-        candidate: The candidate without surrounding space.
+        candidate: The candidate as it stands in the file.
 
     Raises:
         ValueError: If the condition needs a recording that the context does not have.

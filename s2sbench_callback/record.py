@@ -84,7 +84,7 @@ class RunRecord:
         return tables
 
     def supersede_after(self, step: int) -> int:
-        """Moves reports of later steps out of the history.
+        """Moves reports of later steps, and their losses, out of the history.
 
         Args:
             step: The step that the run goes on from.
@@ -97,14 +97,26 @@ class RunRecord:
         if gone:
             _write(self.superseded_path, [*_read(self.superseded_path), *gone])
             _write(self.probes_path, [report for report in history if report.step <= step])
+            for report in gone:
+                self._put_aside(self.losses_path(report.step))
         return len(gone)
+
+    def _put_aside(self, path: Path) -> None:
+        folder = self.dirpath / "losses.superseded"
+        folder.mkdir(exist_ok=True)
+        target, number = folder / path.name, 0
+        while target.exists():
+            number += 1
+            target = folder / f"{path.stem}.{number}{path.suffix}"
+        if path.is_file():
+            path.replace(target)
 
 
 def _read(path: Path) -> list[ProbeReport]:
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:
         return []
     reports = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
         try:
             reports.append(ProbeReport.from_json(line))
         except ValueError as error:

@@ -48,7 +48,8 @@ def proportion(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
     if not weights.sum():
         return Estimate(math.nan, math.nan, math.nan)
     share, variance, units = _clustered(values, weights, groups)
-    n = share * (1 - share) / variance if variance > 0 else float(units)
+    # Never more than there are comparisons, however well they happen to balance within questions.
+    n = min(share * (1 - share) / variance, float(weights.sum())) if variance > 0 else float(units)
     centre = (share + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
     half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n**2))
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))

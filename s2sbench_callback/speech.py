@@ -32,7 +32,7 @@ def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
         Mono samples in [-1, 1], float32 ``[N]``.
 
     Raises:
-        ValueError: If the file is not the one that was checked at setup any more.
+        ValueError: If the file is not the one that was checked at setup any more, or has samples that are no numbers.
     """
     try:
         content = audio.path.read_bytes()
@@ -41,6 +41,8 @@ def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
     if recording_digest(content) != audio.digest:
         raise ValueError(f"{audio.path}: this recording has changed since setup; start the run again, so that the set is checked as a whole")
     samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+    if not np.isfinite(samples).all():
+        raise ValueError(f"{audio.path}: this recording has samples that are NaN or infinite")
     waveform: Tensor = torchaudio.functional.resample(torch.from_numpy(samples.mean(axis=1)), rate, sample_rate)
     return waveform
 

@@ -112,7 +112,17 @@ class StageUnfreeze(pl.Callback):
         self._apply(pl_module, 0)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Goes to the stage of the step that a resumed run starts from."""
+        """Checks that the optimizer knows all that will learn, and goes to the stage of the step that a resumed run starts from."""
+        model = find_language_model(pl_module, self.locator)
+        adapter = self.adapter or find_adapter(pl_module, model)
+        known = {id(parameter) for optimizer in trainer.optimizers for group in optimizer.param_groups for parameter in group["params"]}
+        for stage in self.stages:
+            missing = [name for name, parameter in learning_parameters(model, adapter, stage.train).items() if id(parameter) not in known]
+            if missing:
+                raise MisconfigurationException(
+                    f"stage {stage.name!r} trains {missing[0]} and {len(missing) - 1} more parameter(s) that no optimizer has; give the optimizer "
+                    "all parameters from the start, not only those with requires_grad: what has no gradient is left alone"
+                )
         self._apply(pl_module, self._stage_at(trainer.global_step))
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -149,17 +159,38 @@ def set_trainable(model: nn.Module, adapter: Adapter, train: Sequence[Role]) -> 
         Number of parameters that learn, and of all.
 
     Raises:
-        ValueError: If a role has no parameters in this model.
+        ValueError: If a role has no parameters in this model, or shares one with a role that does not learn.
+    """
+    learning = {id(parameter) for parameter in learning_parameters(model, adapter, train).values()}
+    count = total = 0
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in learning)
+        total += parameter.numel()
+        count += parameter.numel() * parameter.requires_grad
+    return count, total
+
+
+def learning_parameters(model: nn.Module, adapter: Adapter, train: Sequence[Role]) -> dict[str, nn.Parameter]:
+    """The parameters of the named roles, by name.
+
+    Args:
+        model: The language model.
+        adapter: Names its roles.
+        train: Roles that learn.
+
+    Raises:
+        ValueError: If a role has no parameters in this model, or shares one with a role that does not learn.
     """
     roles = adapter.roles(model)
-    names = [name for name, _ in model.named_parameters()]
+    # A tied head stands here under both its names.
+    named = dict(model.named_parameters(remove_duplicate=False))
     for role in train:
-        if not any(name.startswith(roles.get(role, ())) for name in names):
-            raise ValueError(f"the role {role!r} has no parameters in {type(model).__name__}; it has the roles {', '.join(roles)}")
+        if not any(name.startswith(roles.get(role, ())) for name in named):
+            raise ValueError(f"the role {role!r} has no parameters in {type(model).__name__}")
     prefixes = tuple(prefix for role in train for prefix in roles[role])
-    learning = total = 0
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(prefixes))
-        total += parameter.numel()
-        learning += parameter.numel() * parameter.requires_grad
-    return learning, total
+    learning = {name: parameter for name, parameter in named.items() if name.startswith(prefixes)}
+    ids = {id(parameter): name for name, parameter in learning.items()}
+    for name, parameter in named.items():
+        if id(parameter) in ids and name not in learning:
+            raise ValueError(f"{name} and {ids[id(parameter)]} are one tied matrix; a stage must train both or neither")
+    return learning

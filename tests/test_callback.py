@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import random
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -314,7 +315,7 @@ def test_reference_is_the_first_probe_or_another_record(tmp_path: Path, mini_set
     assert held.record.history()[0].metrics["s2sbench/mini/intelligence_loss"] == pytest.approx(1.0 - s2t[0])
     with pytest.raises(ValueError, match="holds no probes"):
         every(2, mini_set, reference=tmp_path / "nowhere")
-    with pytest.raises(MisconfigurationException, match="reference record holds other questions of 'mini'"):
+    with pytest.raises(MisconfigurationException, match="reference record holds other questions of mini"):
         fit(tmp_path / "third", every(2, mini_set, reference=first.record.dirpath, max_questions=3), enable_checkpointing=False)
 
 
@@ -497,7 +498,7 @@ def test_the_state_is_progress_alone_and_loads_safely(tmp_path: Path, mini_set: 
     probe = every(2, mini_set)
     trainer = fit(tmp_path, probe, enable_checkpointing=False)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"]["S2SBenchCallback"]
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"]["S2SBenchCallback['mini']"]
     assert set(saved) == {"last_step", "skipped", "dirpath", "reference"}
     assert saved["last_step"] == 4
 
@@ -510,3 +511,161 @@ def test_adapters_can_be_given(tmp_path: Path, mini_set: Benchmark) -> None:
         fit(tmp_path, probe, enable_checkpointing=False)
     assert probe.record is not None
     assert probe.record.history()[0].sets == {"mini": ("s2t",)}
+
+
+def with_other_texts(benchmark: Benchmark) -> Benchmark:
+    return replace(benchmark, items=tuple(replace(item, candidates=tuple(f"{text} Yes." for text in item.candidates)) for item in benchmark.items))
+
+
+def test_a_resumed_run_may_ask_other_sets_and_other_questions(tmp_path: Path, mini_set: Benchmark) -> None:
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2)
+    fit(tmp_path / "run", every(2, mini_set), checkpoint, max_steps=2)
+    added = replace(mini_set, name="other")
+    for benchmarks, warning in (([mini_set, added], None), ([with_other_texts(mini_set)], "questions of mini have changed since the checkpoint")):
+        resumed = S2SBenchCallback(benchmarks, every_n_train_steps=1)
+        arguments: dict[str, Any] = {"max_steps": 4, "ckpt_path": tmp_path / "step=2.ckpt", "enable_checkpointing": False}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(tmp_path / "run", resumed, **arguments)
+        said = [str(each.message) for each in caught if "have changed since" in str(each.message)]
+        # Lightning keys states by the names of the sets: an added set starts without one.
+        assert bool(said) is bool(warning)
+        assert resumed.record is not None
+        last = resumed.record.history()[-1].metrics
+        assert all(f"s2sbench/{benchmark.name}/intelligence_loss" in last for benchmark in benchmarks)
+
+
+def test_a_given_reference_is_the_same_questions_not_the_same_numbers(tmp_path: Path, mini_set: Benchmark) -> None:
+    first = every(4, mini_set)
+    fit(tmp_path / "first", first, enable_checkpointing=False)
+    assert first.record is not None
+    with pytest.raises(MisconfigurationException, match="holds other questions of mini"):
+        fit(tmp_path / "second", every(4, with_other_texts(mini_set), reference=first.record.dirpath), enable_checkpointing=False)
+    renamed = every(4, replace(mini_set, name="renamed"), reference=first.record.dirpath)
+    with pytest.warns(UserWarning, match="the reference record has no T→T of renamed"):
+        fit(tmp_path / "third", renamed, enable_checkpointing=False)
+
+
+def test_the_same_callback_starts_anew_in_another_trainer(tmp_path: Path, mini_set: Benchmark) -> None:
+    class Other(MiniTask):
+        def on_fit_start(self) -> None:
+            with torch.no_grad():
+                self.model.lm_head.weight.mul_(3)
+
+    probe, logger = every(4, mini_set), TensorBoardLogger(tmp_path, name="second")
+    fit(tmp_path / "first", probe, enable_checkpointing=False)
+    fit(tmp_path / "second", probe, task=Other(TINY), logger=logger, enable_checkpointing=False)
+    assert probe.record is not None
+    history = probe.record.history()
+    assert [report.step for report in history] == [0, 4]
+    assert history[0].metrics["s2sbench/mini/t2t_change"] == 0
+    assert "custom_scalars__config__" in EventAccumulator(logger.log_dir).Reload().Tags()["tensors"]
+
+
+def test_two_probes_of_one_trainer_keep_apart(tmp_path: Path, mini_set: Benchmark) -> None:
+    often, seldom = every(1, mini_set), every(4, replace(mini_set, name="other"), at_start=False)
+    fit(tmp_path, often, seldom, enable_checkpointing=False)
+    assert (steps(often), steps(seldom)) == ([0, 1, 2, 3, 4], [4])
+
+
+def test_a_module_that_rewrites_its_weights_in_train_and_eval_is_left_alone(tmp_path: Path, mini_set: Benchmark) -> None:
+    class Merging(nn.Linear):
+        """As LoRA layers do that merge for inference."""
+
+        calls = 0
+
+        def train(self, mode: bool = True) -> nn.Module:
+            Merging.calls += 1
+            return super().train(mode)
+
+    class WithMerging(MiniTask):
+        def __init__(self) -> None:
+            super().__init__(TINY)
+            self.merging = Merging(2, 2)
+
+    fit(tmp_path / "plain", task=WithMerging(), enable_checkpointing=False)
+    plain, Merging.calls = Merging.calls, 0
+    fit(tmp_path / "probed", every(1, mini_set), task=WithMerging(), enable_checkpointing=False)
+    assert Merging.calls == plain
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_half_precision_weights(tmp_path: Path, mini_set: Benchmark, precision: Any) -> None:
+    probe = every(4, mini_set)
+    fit(tmp_path, probe, precision=precision, enable_checkpointing=False)
+    assert probe.record is not None
+    report = probe.record.history()[-1]
+    assert report.metrics["s2sbench/mini/s2t/invalid"] == 0
+    assert report.signature["precision"] == precision
+
+
+class Broken(CSVLogger):
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if any("s2sbench" in key for key in metrics):
+            raise ConnectionError("the server is gone")
+
+
+def test_a_logger_that_raises_costs_nothing_but_itself(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe, working = every(2, mini_set), CSVLogger(tmp_path, name="working")
+    with pytest.warns(UserWarning, match="could not send the figures to Broken: ConnectionError: the server is gone. Training goes on."):
+        trainer = fit(tmp_path, probe, logger=[Broken(tmp_path, name="broken"), working], enable_checkpointing=False)
+    assert trainer.global_step == 4
+    assert steps(probe) == [0, 2, 4]
+    assert "s2sbench/mini/s2t/accuracy" in (Path(working.log_dir) / "metrics.csv").read_text()
+
+
+def test_a_record_that_cannot_be_written_costs_neither_training_nor_logs(
+    tmp_path: Path, mini_set: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("s2sbench_callback.record.np.savez_compressed", full)
+    probe, logger = every(2, mini_set), CSVLogger(tmp_path, name="csv")
+    with pytest.warns(UserWarning, match=r"could not write the record: OSError: \[Errno 28\] No space left on device. Training goes on."):
+        trainer = fit(tmp_path, probe, logger=logger, enable_checkpointing=False)
+    assert trainer.global_step == 4
+    rows = [row for row in csv.DictReader((Path(logger.log_dir) / "metrics.csv").open()) if row["s2sbench/step"]]
+    assert [int(row["step"]) for row in rows] == [0, 2, 4]
+
+
+def test_a_skipped_probe_is_counted_where_checkpoints_look(tmp_path: Path, mini_set: Benchmark) -> None:
+    with pytest.warns(UserWarning, match="probe at step 4 was skipped"):
+        trainer = fit(tmp_path, every(4, mini_set, adapter=Explosive({1})), enable_checkpointing=False)
+    assert float(trainer.callback_metrics["s2sbench/skipped"]) == 1
+    assert float(trainer.callback_metrics["s2sbench/step"]) == 0
+
+
+def test_a_recording_that_is_gone_after_setup_skips_by_name(tmp_path: Path, mini_set: Benchmark) -> None:
+    items = []
+    for item in mini_set.items:
+        audio = item.contexts[0].audio
+        assert audio is not None
+        moved = replace(audio, path=tmp_path / audio.path.name)
+        moved.path.write_bytes(audio.path.read_bytes())
+        items.append(replace(item, contexts=tuple(replace(context, audio=moved) for context in item.contexts)))
+    victim = items[3].contexts[0].audio
+    assert victim is not None
+    victim.path.unlink()
+    with pytest.raises(ValueError, match=f"{victim.path.name}: this recording was readable at setup and cannot be read now"):
+        fit(tmp_path, every(2, replace(mini_set, items=tuple(items)), cache_dir=tmp_path / "codes"), enable_checkpointing=False)
+
+
+def test_the_other_namespace_of_lightning(tmp_path: Path, mini_set: Benchmark, tiny_qwen2: Qwen2ForCausalLM) -> None:
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Module(other.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.llm, self.tokenizer = tiny_qwen2, build_text_tokenizer()
+
+        training_step, configure_optimizers, train_dataloader = TextModule.training_step, TextModule.configure_optimizers, TextModule.train_dataloader
+
+    probe = S2SBenchCallback([mini_set])
+    checkpoint = other.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, monitor="s2sbench/mini/t2t/positive_loss")
+    trainer = other.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_steps=2, logger=False, enable_progress_bar=False, callbacks=[probe, checkpoint]
+    )
+    trainer.fit(Module())
+    assert steps(probe) == [0, 1, 2]
+    assert checkpoint.best_model_score is not None

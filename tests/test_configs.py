@@ -3,11 +3,14 @@ from __future__ import annotations
 import runpy
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import TINY
+from jsonargparse import ArgumentParser
 
+from s2sbench_callback import S2SBenchCallback
 from s2sbench_callback.record import RunRecord
 
 ROOT = Path(__file__).parent.parent
@@ -52,3 +55,43 @@ def test_each_config_runs_with_its_recipe(config: Path, tmp_path: Path, monkeypa
     assert "S→T accuracy" in printed
     assert "tensorboard --logdir" in printed
     assert str(probes.relative_to(tmp_path)) in printed
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        {"class_path": "s2sbench_callback.adapters.TextOnly", "init_args": {"tokenizer": {"class_path": "collections.Counter"}}},
+        {
+            "class_path": "s2sbench_callback.adapters.SummedCodebooks",
+            "init_args": {"tokenizer": {"class_path": "test_configs.Tokenizer"}, "audio_start": "<a>", "audio_end": "</a>"},
+        },
+    ],
+)
+def test_every_argument_can_be_written_in_yaml(adapter: dict[str, Any], tmp_path: Path) -> None:
+    arguments = {
+        "benchmarks": [{"class_path": "s2sbench_callback.mini", "init_args": {"questions": 12}}],
+        "adapter": adapter,
+        "locator": "model.llm",
+        "conditions": ["t2t"],
+        "every_n_train_steps": 5,
+        "at_start": False,
+        "at_end": False,
+        "max_questions": 4,
+        "max_tokens": 100,
+        "cache_dir": str(tmp_path / "codes"),
+        "dirpath": str(tmp_path / "record"),
+        "on_error": "skip",
+    }
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(S2SBenchCallback, "probe")
+    parsed = parser.parse_object({"probe": {"class_path": "s2sbench_callback.S2SBenchCallback", "init_args": arguments}})
+    probe = parser.instantiate_classes(parsed).probe
+    assert isinstance(probe, S2SBenchCallback)
+    assert type(probe.adapter).__name__ == adapter["class_path"].rsplit(".", 1)[-1]
+    assert (probe.every_n_train_steps, probe.locator, probe.on_error) == (5, "model.llm", "skip")
+    assert len(probe.probe.benchmarks["mini"].items) == 4
+
+
+class Tokenizer:
+    def get_vocab(self) -> dict[str, int]:
+        return {"<a>": 0, "</a>": 1}

@@ -34,7 +34,9 @@ def test_faulty_items(change: dict[str, Any], message: str) -> None:
     [
         ({"items": ()}, "has no items"),
         ({"items": (GOOD, GOOD)}, "two items with the id 'q1'"),
-        ({"name": "a/b"}, "must not be empty or contain '/'"),
+        ({"name": "a/b"}, "part of its metric keys.*got 'a/b'"),
+        ({"name": "mean"}, "not 'mean', which stands for the average"),
+        ({"name": "cost $a"}, "part of its metric keys"),
         ({"language": "fr"}, "language must be 'en' or 'zh'"),
         ({"tie_rule": "draw"}, "tie_rule must be 'lose' or 'win'"),
     ],

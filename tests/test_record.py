@@ -110,11 +110,15 @@ def test_resuming_moves_later_reports_out_of_the_history(tmp_path: Path) -> None
         record.append(*probe(step))
     assert record.supersede_after(100) == 2
     assert [report.step for report in record.history()] == [0, 100]
+    with pytest.raises(FileNotFoundError, match=r"no losses of step 300; this record has steps \[0, 100\]"):
+        record.losses(300)
     assert record.supersede_after(100) == 0
     record.append(*probe(200))
     assert record.supersede_after(150) == 1
     steps = [ProbeReport.from_json(line).step for line in record.superseded_path.read_text().splitlines()]
     assert steps == [200, 300, 200]
+    names = sorted(path.name for path in (tmp_path / "losses.superseded").iterdir())
+    assert names == ["step=00000200.1.npz", "step=00000200.npz", "step=00000300.npz"]
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from conftest import TINY
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from s2sbench_callback import Stage, StageUnfreeze, single_stage, two_stage
 from s2sbench_callback.mini_world.data import MiniData
@@ -48,7 +49,7 @@ def test_bad_settings(make, message: str) -> None:  # type: ignore[no-untyped-de
 
 
 def test_a_role_without_parameters_is_named(tiny_speech_lm: MiniSpeechLM) -> None:
-    with pytest.raises(ValueError, match="the role 'frontend' has no parameters in MiniSpeechLM; it has the roles"):
+    with pytest.raises(ValueError, match="the role 'frontend' has no parameters in MiniSpeechLM"):
         set_trainable(tiny_speech_lm, mini_adapter(), ["frontend"])
 
 
@@ -106,3 +107,34 @@ def test_a_resumed_run_goes_on_in_its_stage(tmp_path: Path, cache_dir: Path) -> 
     assert stages.stage_number == 2
     assert len(watch.moved) == 1
     assert any(name.startswith(BODY) for name in watch.moved[0])
+
+
+def test_parameters_that_no_optimizer_has_are_an_error_not_silence(tmp_path: Path, cache_dir: Path) -> None:
+    class Filtered(MiniTask):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW([parameter for parameter in self.parameters() if parameter.requires_grad])
+
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            pass
+
+    trainer = pl.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        max_steps=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        callbacks=StageUnfreeze(two_stage(1)),
+    )
+    with pytest.raises(MisconfigurationException, match=r"stage .language model too. trains .* more parameter.* that no optimizer has"):
+        trainer.fit(Filtered(TINY), MiniData(batch_size=2, pretraining=TINY))
+
+
+def test_tied_matrices_learn_together_or_not_at_all(tiny_speech_lm: MiniSpeechLM) -> None:
+    tiny_speech_lm.lm_head.weight = tiny_speech_lm.model.embed_tokens.weight
+    learns, total = set_trainable(tiny_speech_lm, mini_adapter(), single_stage()[0].train)
+    assert learns == total
+    with pytest.raises(ValueError, match="are one tied matrix; a stage must train both or neither"):
+        set_trainable(tiny_speech_lm, mini_adapter(), ["lm_head"])
+    set_trainable(tiny_speech_lm, mini_adapter(), ["lm_body"])
+    assert not tiny_speech_lm.lm_head.weight.requires_grad

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from s2sbench_callback.adapters.protocol import Adapter
 from s2sbench_callback.adapters.summed_codebooks import SummedCodebooks
 from s2sbench_callback.adapters.text_only import TextOnly
 
 Locator = str | Callable[[nn.Module], nn.Module]
+
+_CAUSAL_LMS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 _WRITE_ONE = """\
 Tell the callback how your model is read:
@@ -36,7 +39,7 @@ def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.M
         locator: Dotted path from ``root``, or a function of it; by default ``root`` itself is looked at, then its children, then theirs.
 
     Raises:
-        ValueError: If the locator leads nowhere, or nothing is found without one.
+        ValueError: If the locator leads nowhere; or if without one nothing is found, or several at the same depth.
     """
     if callable(locator):
         found = locator(root)
@@ -54,9 +57,17 @@ def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.M
         if not isinstance(found, nn.Module):
             raise ValueError(f"locator={locator!r} leads to a {type(found).__name__} in {type(root).__name__}, which is no module")
         return found
-    for module in _by_depth(root):
-        if _is_summed_codebooks(module) or _is_causal_lm(module):
-            return module
+    level = [("", root)]
+    while level:
+        found_here = [(path, module) for path, module in level if _is_summed_codebooks(module) or _is_causal_lm(module)]
+        if len(found_here) > 1:
+            paths = ", ".join(f"{path} ({type(module).__name__})" for path, module in found_here)
+            raise ValueError(
+                f"{type(root).__name__} has several language models: {paths}; say which one learns to hear, for example locator={found_here[-1][0]!r}"
+            )
+        if found_here:
+            return found_here[0][1]
+        level = [(f"{path}.{name}".lstrip("."), child) for path, module in level for name, child in module.named_children()]
     raise ValueError(
         f"no language model was found in {type(root).__name__}: neither it nor any of its {sum(1 for _ in root.modules()) - 1} submodules has "
         f"Baichuan-Audio's module names or is a causal LM of transformers; its children are {_children(root)}. Name the place, for "
@@ -95,19 +106,14 @@ def find_adapter(root: nn.Module, model: nn.Module) -> Adapter:
     return known(tokenizer)
 
 
-def _by_depth(root: nn.Module) -> Iterator[nn.Module]:
-    level = [root]
-    while level:
-        yield from level
-        level = [child for module in level for child in module.children()]
-
-
 def _is_summed_codebooks(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("audio_head", "lm_head")) and hasattr(getattr(module, "model", None), "audio_embed_layers")
 
 
 def _is_causal_lm(module: nn.Module) -> bool:
-    return isinstance(module, PreTrainedModel) and module.get_output_embeddings() is not None
+    if not isinstance(module, PreTrainedModel) or getattr(module.config, "is_encoder_decoder", False):
+        return False
+    return any(kind.__name__ in _CAUSAL_LMS or kind.__name__.endswith("ForCausalLM") for kind in type(module).__mro__)
 
 
 def _children(root: nn.Module) -> str:

@@ -113,9 +113,14 @@ class SummedCodebooks:
         }
 
     def signature(self) -> Mapping[str, str]:
-        """Adapter, tokenizer class and the tokens around a recording."""
+        """Adapter, tokenizer class, the tokens around a recording and its rate."""
         start, end = self._brackets
-        return {"adapter": "summed_codebooks", "tokenizer": type(self.tokenizer).__name__, "audio_brackets": f"{start},{end}"}
+        return {
+            "adapter": "summed_codebooks",
+            "tokenizer": type(self.tokenizer).__name__,
+            "audio_brackets": f"{start},{end}",
+            "sample_rate": str(self._sample_rate),
+        }
 
 
 def _token_id(tokenizer: Any, token: str) -> int:

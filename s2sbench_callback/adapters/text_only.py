@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,11 @@ class TextOnly:
         """Ids without special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def encode_audio(self, model: nn.Module, waveform: Tensor) -> NoReturn:
+    def encode_audio(self, model: nn.Module, waveform: Tensor) -> Tensor:
         """Always refused."""
         raise TypeError("a text-only model has no way to read speech")
 
-    def audio_fingerprint(self, model: nn.Module) -> NoReturn:
+    def audio_fingerprint(self, model: nn.Module) -> str:
         """Always refused."""
         raise TypeError("a text-only model has no way to read speech")
 

@@ -12,6 +12,8 @@ of a row is ``<audio_path>/<uttid>.wav``.
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import json
 import string
 import warnings
@@ -102,13 +104,14 @@ def _entry(path: Path, name: str) -> dict[str, str]:
         raise FileNotFoundError(f"{path}: no such file; it should name the sets under 'datasets:'")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from error
     datasets = content.get("datasets") if isinstance(content, dict) else None
     if not isinstance(datasets, dict):
         raise ValueError(f"{path}: the key 'datasets' is missing or is no mapping of set names")
+    datasets = {str(key): value for key, value in datasets.items()}
     if name not in datasets:
-        raise ValueError(f"{path}: no set {name!r} under 'datasets'; it has {', '.join(sorted(map(str, datasets)))}")
+        raise ValueError(f"{path}: no set {name!r} under 'datasets'; it has {', '.join(sorted(datasets))}")
     entry = datasets[name]
     for key in ("path", "audio_path", "lang"):
         if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
@@ -123,25 +126,25 @@ def _rows(path: Path) -> list[_Row]:
         raise FileNotFoundError(f"{path}: no such file, though the YAML names it; check root and path")
     rows: list[_Row] = []
     places: dict[str, str] = {}
-    numbers: dict[int, str] = {}
-    for line_number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    # Not splitlines(): it also splits at separators that JSON allows inside a text.
+    for line_number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         row = _row(f"{path}, row {line_number}", line)
         if row.uttid in places:
             raise ValueError(f"{row.place}: duplicate uttid {row.uttid!r}, first seen in {places[row.uttid]}")
-        if row.number in numbers:
-            raise ValueError(f"{row.place}: uttid {row.uttid!r} has the same number {row.number} as {numbers[row.number]!r}")
-        places[row.uttid], numbers[row.number] = row.place, row.uttid
+        places[row.uttid] = row.place
         rows.append(row)
     if not rows:
         raise ValueError(f"{path} is empty: it has no rows")
     return rows
 
 
-def _row(place: str, line: str) -> _Row:
+def _row(place: str, line: bytes) -> _Row:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: not UTF-8 ({error}); convert the file, for example with: iconv -f GB18030 -t UTF-8") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: broken JSON: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("uttid"), int | str):
@@ -159,6 +162,9 @@ def _pairs(rows: Sequence[_Row]) -> list[tuple[_Row, _Row]]:
     """Neighbours by number: places 0 and 1 of the sorted rows, 2 and 3, and so on."""
     ordered = sorted(rows, key=lambda row: row.number)
     pairs: list[tuple[_Row, _Row]] = []
+    for before, after in itertools.pairwise(ordered):
+        if before.number == after.number:
+            raise ValueError(f"{after.place}: uttid {after.uttid!r} has the same number {after.number} as {before.uttid!r}")
     for right, wrong in zip(ordered[::2], ordered[1::2], strict=False):
         if wrong.number != right.number + 1:
             raise ValueError(f"{right.place}: uttid {right.uttid!r} is unpaired: there is no row with the number {right.number + 1}")
@@ -226,6 +232,9 @@ def _recording(row: _Row, path: Path) -> Audio:
     try:
         with soundfile.SoundFile(path) as file:
             frames, seconds = file.frames, file.frames / file.samplerate
+            # A flac cut short fails here, a wav does not.
+            file.seek(max(frames - 1, 0))
+            file.read(1)
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise ValueError(f"{row.place}: the recording of uttid {row.uttid!r} cannot be read: {path}: {error}") from error
     if not frames or _is_cut_short(path):
@@ -238,5 +247,5 @@ def _is_cut_short(path: Path) -> bool:
     with path.open("rb") as stream:
         header = stream.read(8)
     promised = int.from_bytes(header[4:], "little") + 8
-    # Writers that cannot seek back leave a size of all ones.
-    return header[:4] == b"RIFF" and promised < 0xFFFF_FF00 and promised > path.stat().st_size
+    # Writers to a pipe cannot seek back and leave the largest size they know.
+    return header[:4] == b"RIFF" and promised < 0x7FFF_F000 and promised > path.stat().st_size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Self
 
 import torch
 import torchaudio
@@ -36,6 +37,11 @@ class SpeechTokenizer(nn.Module):
         self.register_buffer("projection", torch.zeros(_MELS * _MELS_PER_FRAME, _COMPONENTS))
         for level, size in enumerate(codebook_sizes):
             self.register_buffer(f"codebook_{level}", torch.zeros(size, _COMPONENTS))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the buffers where ``fn`` moves them, and leaves them in fp32: a rounded codebook gives other codes."""
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _codebook(self, level: int) -> Tensor:
         return self.get_buffer(f"codebook_{level}")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM, T5Config, T5ForConditionalGeneration
 
 from s2sbench_callback.adapters import Adapter, Row, SummedCodebooks, TextOnly, find_adapter, find_language_model
 from s2sbench_callback.mini_world.model import MiniSpeechLM
@@ -158,3 +158,18 @@ def test_a_module_may_name_its_own_adapter(tiny_qwen2: Qwen2ForCausalLM) -> None
     root.own = "no adapter"  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"Own\.s2sbench_adapter\(\) returned a str"):
         find_adapter(root, tiny_qwen2)
+
+
+def test_several_language_models_are_named_not_guessed(tiny_qwen2: Qwen2ForCausalLM) -> None:
+    twin = Qwen2ForCausalLM(tiny_qwen2.config)
+    with pytest.raises(ValueError, match=r"several language models: teacher \(Qwen2ForCausalLM\), llm \(Qwen2ForCausalLM\); .*locator='llm'"):
+        find_language_model(Wrapper(teacher=twin, llm=tiny_qwen2))
+    # One that stands higher is the one that is meant.
+    assert find_language_model(Wrapper(llm=tiny_qwen2, helper=Wrapper(teacher=twin))) is tiny_qwen2
+
+
+def test_encoder_decoders_and_masked_models_are_no_language_models(tiny_qwen2: Qwen2ForCausalLM) -> None:
+    sizes = {"vocab_size": 32, "num_layers": 1}
+    recogniser = T5ForConditionalGeneration(T5Config(**sizes, d_model=8, d_kv=4, d_ff=8, num_heads=2))
+    masked = BertForMaskedLM(BertConfig(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8))
+    assert find_language_model(Wrapper(asr=recogniser, masked=masked, llm=tiny_qwen2)) is tiny_qwen2

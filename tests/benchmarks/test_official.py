@@ -220,6 +220,39 @@ def test_empty_jsonl(tmp_path: Path) -> None:
         read(path)
 
 
+def test_separators_that_json_allows_inside_a_text(tmp_path: Path) -> None:
+    rows = story_rows()
+    rows[0]["first"] = rows[1]["first"] = "One line\u2028and another\u0085and a third."
+    path = write_set(tmp_path, rows)
+    content = (tmp_path / "set.jsonl").read_bytes()
+    (tmp_path / "set.jsonl").write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    assert read(path).items[0].contexts[0].text == rows[0]["first"]
+
+
+def test_other_encodings_are_named_with_their_row(tmp_path: Path) -> None:
+    path = write_set(tmp_path, lettered_rows())
+    lines = (tmp_path / "set.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "set.jsonl").write_bytes(lines[0].encode("utf-8") + b"\n" + lines[1].encode("gb18030"))
+    with pytest.raises(ValueError, match=r"set\.jsonl, row 2: not UTF-8 .*iconv"):
+        read(path)
+
+
+def test_lettered_rows_may_share_a_number(tmp_path: Path) -> None:
+    rows = lettered_rows()
+    rows[1]["uttid"] = "7_law"
+    assert [item.id for item in read(write_set(tmp_path, rows)).items] == ["7_physics", "7_law"]
+
+
+def test_a_flac_cut_short(tmp_path: Path) -> None:
+    path = write_set(tmp_path, story_rows())
+    wav = tmp_path / "wavs" / "3.wav"
+    soundfile.write(wav, np.random.default_rng(0).normal(size=48_000) * 0.1, 16_000, format="FLAC")
+    read(path)
+    wav.write_bytes(wav.read_bytes()[:20_000])
+    with pytest.raises(ValueError, match=r"row 4: the recording of uttid '3' cannot be read"):
+        read(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"RIFF but no more", b"\0" * 4000])
 def test_unreadable_recording(tmp_path: Path, content: bytes) -> None:
     path = write_set(tmp_path, story_rows())
