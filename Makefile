@@ -3,13 +3,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint
+.PHONY: demo test lint bench
 
 demo: $(INSTALLED)
 	$(BIN)/python recipes/two_stage.py fit --config configs/two_stage_mini.yaml
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+bench: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/audio_cache.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
