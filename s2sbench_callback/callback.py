@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -17,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from s2sbench_callback.adapters import Adapter, find_adapter, find_language_model
 from s2sbench_callback.adapters.find import Locator
+from s2sbench_callback.averaged_weights import Weights, averaging_callback, probed_weights
 from s2sbench_callback.benchmarks import mini
 from s2sbench_callback.isolation import isolated
 from s2sbench_callback.items import Benchmark
@@ -31,6 +33,7 @@ from s2sbench_callback.lightning_run import (
 )
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped
+from s2sbench_callback.metrics import invalid_items
 from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
 from s2sbench_callback.probe import Probe
 from s2sbench_callback.prompts import CONDITIONS, Condition
@@ -40,6 +43,8 @@ from s2sbench_callback.reference import Reference
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
 from s2sbench_callback.schedule import ProbePlan, plan_probes
 from s2sbench_callback.scoring import LossTable
+
+_NAMED = 10
 
 
 class S2SBenchCallback(pl.Callback):
@@ -66,6 +71,7 @@ class S2SBenchCallback(pl.Callback):
         at_end: Whether to probe after the last step.
         reference: What T→T is held against: the folder of another run's record, of which the first probe counts; by default the first
             T→T of this run.
+        weights: ``current``, or ``average`` for those that Lightning's ``WeightAveraging`` or ``EMAWeightAveraging`` keeps.
         max_questions: Questions per set; a larger set is cut to a fixed subset, the same at every probe.
         max_tokens: Positions in one forward; chosen for the device by default, halved where memory does not suffice.
         cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
@@ -104,6 +110,7 @@ class S2SBenchCallback(pl.Callback):
         at_start: bool = True,
         at_end: bool = True,
         reference: str | Path | None = None,
+        weights: Weights = "current",
         max_questions: int | None = None,
         max_tokens: int | None = None,
         cache_dir: str | Path | None = None,
@@ -116,6 +123,9 @@ class S2SBenchCallback(pl.Callback):
         self.probe = Probe(
             benchmarks if benchmarks is not None else [mini()], CONDITIONS if conditions is None else conditions, max_questions, max_tokens, cache_dir
         )
+        if weights not in get_args(Weights):
+            raise ValueError(f"weights must be 'current' or 'average', got {weights!r}")
+        self.weights = weights
         self.adapter = adapter
         self.locator = locator
         self.every_n_train_steps = every_n_train_steps
@@ -159,6 +169,8 @@ class S2SBenchCallback(pl.Callback):
         reason = refusal(trainer)
         if reason:
             raise MisconfigurationException(f"S2SBenchCallback cannot probe here: {reason}")
+        if self.weights == "average" and averaging_callback(trainer) is None:
+            raise MisconfigurationException("weights='average' needs Lightning's WeightAveraging or EMAWeightAveraging among the trainer's callbacks")
         self._start_anew()
         self._plan = self._make_plan(trainer)
         mismatches = self._reference.mismatches(self.probe.benchmarks)
@@ -252,6 +264,7 @@ class S2SBenchCallback(pl.Callback):
             return
         self._probes_run += 1
         self._reference.take(tables, self.probe.benchmarks)
+        _name_the_invalid(tables)
         # The slowest rank's, so that every rank has the same figures.
         seconds = ranks.maximum(round((time.monotonic() - began) * 1e6)) / 1e6
         elapsed = ranks.maximum(round((time.monotonic() - self._training_began) * 1e6)) / 1e6
@@ -263,12 +276,31 @@ class S2SBenchCallback(pl.Callback):
         self._last_ended = time.monotonic()
 
     def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
+        with self._at_the_model(trainer, pl_module) as (adapter, live):
+            return self.probe.run(adapter, live, ranks, progress=shows_progress(trainer)), adapter
+
+    def encode(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Fills the cache of audio tokens without scoring anything; called on all ranks together.
+
+        Args:
+            trainer: A trainer that has set the model up.
+            pl_module: The LightningModule.
+        """
+        ranks = Ranks.of_this_run(trainer.strategy.root_device)
+        with isolated(pl_module), self._at_the_model(trainer, pl_module) as (adapter, live):
+            self.probe.prepare(adapter, live, ranks, progress=shows_progress(trainer))
+
+    @contextmanager
+    def _at_the_model(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Adapter, LiveModel]]:
+        """The model as it is now, with the weights to be probed, in the trainer's precision."""
         model = find_language_model(pl_module, self.locator)
-        self._found = adapter = self.adapter or self._found or find_adapter(pl_module, model)
+        if self._found is None:
+            self._found = self.adapter or find_adapter(pl_module, model)
+            rank_zero_info(f"S2SBench reads {type(model).__name__} through {type(self._found).__name__}.")
         live = LiveModel(pl_module, model, pl_module.device, redirection(trainer, pl_module))
         try:
-            with trainer.precision_plugin.val_step_context():
-                return self.probe.run(adapter, live, ranks, progress=shows_progress(trainer)), adapter
+            with probed_weights(trainer, pl_module, self.weights), trainer.precision_plugin.val_step_context():
+                yield self._found, live
         finally:
             live.leave()
 
@@ -284,6 +316,7 @@ class S2SBenchCallback(pl.Callback):
             **self.probe.signature(adapter),
             "package": version("s2sbench_callback"),
             "precision": str(trainer.precision),
+            "weights": self.weights,
             "max_questions": self.max_questions,
         }
         return build_report(
@@ -368,6 +401,15 @@ class S2SBenchCallback(pl.Callback):
             questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
             advice = f" To stay below 5 %, set max_questions={max(1, int(questions * fits))}, or probe {math.ceil(1 / fits)} times less often."
         rank_zero_info(f"A probe takes {seconds:.1f} s, {share:.1%} of the time from one to the next.{advice}")
+
+
+def _name_the_invalid(tables: Tables) -> None:
+    for name, by_condition in tables.items():
+        for condition, table in by_condition.items():
+            names = invalid_items(table)
+            if names:
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                rank_zero_warn(f"{name}/{condition}: a NaN or infinite loss in {', '.join(names[:_NAMED])}{more}; comparisons with it count as lost")
 
 
 def _summary(report: ProbeReport) -> str:

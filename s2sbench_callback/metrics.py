@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from s2sbench_callback.items import TieRule
+from s2sbench_callback.items import Benchmark, TieRule
 from s2sbench_callback.scoring import LossTable
 from s2sbench_callback.significance import Estimate, mean, paired_difference, proportion
 
@@ -137,6 +138,30 @@ def accuracy_difference(first: LossTable, second: LossTable, tie_rule: TieRule) 
     return paired_difference(one.share, other.share, one.count.astype(np.float64), first.groups)
 
 
+def invalid_items(table: LossTable) -> list[str]:
+    """Names of the questions with a NaN or infinite loss."""
+    invalid = ~(np.isfinite(table.losses) | (table.tokens == 0)).all(1)
+    return [name for name, bad in zip(table.item_ids, invalid, strict=True) if bad]
+
+
+def normalised_accuracies(table: LossTable, benchmark: Benchmark) -> dict[str, float]:
+    """Accuracy by other normalisations of the same nats: by whole candidate, by character, by byte of UTF-8.
+
+    Args:
+        table: The losses.
+        benchmark: The questions they belong to.
+    """
+
+    def accuracy(lengths: Callable[[str], int]) -> float:
+        counts = np.zeros_like(table.tokens)
+        for question, item in enumerate(benchmark.items):
+            counts[question, : len(item.candidates)] = [lengths(candidate) for candidate in item.candidates]
+        compared = compare(replace(table, tokens=counts), benchmark.tie_rule)
+        return float(compared.wins.sum() / compared.count.sum())
+
+    return {"sum": accuracy(lambda _: 1), "per_character": accuracy(len), "per_byte": accuracy(lambda text: len(text.encode()))}
+
+
 def refuse_if_mostly_invalid(table: LossTable, where: str) -> None:
     """Raises when a model says so little that its figures would only mislead.
 
@@ -147,10 +172,9 @@ def refuse_if_mostly_invalid(table: LossTable, where: str) -> None:
     Raises:
         FloatingPointError: If half of the questions or more have a NaN or infinite loss.
     """
-    invalid = ~(np.isfinite(table.losses) | (table.tokens == 0)).all(1)
-    if invalid.mean() >= MAX_INVALID_SHARE:
-        names = [name for name, bad in zip(table.item_ids, invalid, strict=True) if bad]
+    names = invalid_items(table)
+    if len(names) >= MAX_INVALID_SHARE * len(table.item_ids):
         raise FloatingPointError(
-            f"{where}: {len(names)} of {len(invalid)} questions have a NaN or infinite loss ({', '.join(names[:5])}, ...); the model is broken "
-            "at this step, or the precision of the probe is too low for it"
+            f"{where}: {len(names)} of {len(table.item_ids)} questions have a NaN or infinite loss ({', '.join(names[:5])}, ...); the model is "
+            "broken at this step, or the precision of the probe is too low for it"
         )

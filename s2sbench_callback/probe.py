@@ -119,7 +119,7 @@ class Probe:
             ProbeError: On all ranks, if one of several failed.
             FloatingPointError: If half of a set's questions have a loss that is not finite.
         """
-        questions = self._encoded(adapter, live, ranks, progress)
+        questions = self.prepare(adapter, live, ranks, progress)
         if self._scorer is None or self._scorer.adapter is not adapter:
             tokens = self.max_tokens or (_CPU_TOKENS if live.device.type == "cpu" else _ACCELERATOR_TOKENS)
             self._scorer = Scorer(adapter, tokens)
@@ -150,8 +150,18 @@ class Probe:
             },
         }
 
-    def _encoded(self, adapter: Adapter, live: LiveModel, ranks: Ranks, progress: bool) -> list[Questions]:
-        """This rank's questions, ready to be scored on all ranks or on none; made again only when the speech tokenizer has changed."""
+    def prepare(self, adapter: Adapter, live: LiveModel, ranks: Ranks, progress: bool = False) -> list[Questions]:
+        """This rank's questions, ready to be scored on all ranks or on none; made again only when the speech tokenizer has changed.
+
+        Args:
+            adapter: How the model is fed and read.
+            live: The live language model.
+            ranks: Who else prepares.
+            progress: Whether to show a bar.
+
+        Raises:
+            ProbeError: On all ranks, if one of several failed.
+        """
         asked = self.asked(adapter)
         heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
         fingerprint = _audio_fingerprint(adapter, live.model) if heard else ""

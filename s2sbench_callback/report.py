@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from s2sbench_callback.items import Benchmark
-from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures
+from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures, normalised_accuracies
 from s2sbench_callback.prompts import CONDITIONS, Condition
 from s2sbench_callback.scoring import LossTable
 from s2sbench_callback.significance import Estimate, average
@@ -31,6 +31,7 @@ class ProbeReport:
         sets: The conditions asked, by set.
         metrics: Every figure under its key, intervals under ``<key>_low`` and ``<key>_high``.
         signature: Everything that can change a figure besides the model's weights.
+        normalised: Accuracy by other normalisations, below ``<set>/<condition>``; in the report alone, never logged.
     """
 
     step: int
@@ -38,6 +39,7 @@ class ProbeReport:
     sets: Mapping[str, tuple[Condition, ...]]
     metrics: Mapping[str, float]
     signature: Mapping[str, Any] = field(default_factory=dict)
+    normalised: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def figure(self, name: str, condition: Condition | None, figure: str) -> Estimate:
         """A figure with its interval.
@@ -138,4 +140,9 @@ def build_report(
         metrics[f"{PREFIX}/stage"] = float(stage)
     metrics.update({f"{PREFIX}/{key}": value for key, value in run_metrics.items()})
     sets = {name: tuple(condition for condition in CONDITIONS if condition in tables[name]) for name in tables}
-    return ProbeReport(step, stage, sets, metrics, signature)
+    normalised = {
+        f"{name}/{condition}": normalised_accuracies(table, benchmarks[name])
+        for name, by_condition in tables.items()
+        for condition, table in by_condition.items()
+    }
+    return ProbeReport(step, stage, sets, metrics, signature, normalised)

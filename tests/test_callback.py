@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -84,14 +84,54 @@ def every(number: int, benchmark: Benchmark, **arguments: Any) -> S2SBenchCallba
 # Invisible
 
 
+class Checkpointed(Noisy):
+    def on_train_start(self) -> None:
+        self.model.gradient_checkpointing_enable()
+
+
+class Compiled(Noisy):
+    """Counts how often its body is compiled."""
+
+    def configure_model(self) -> None:
+        self.compilations: list[int] = []
+        self.model.model.compile(backend=self._count, dynamic=True)
+
+    def _count(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        self.compilations.append(1)
+        return graph.forward
+
+
+class Normed(Noisy):
+    """With running statistics that a forward in training mode would move."""
+
+    def on_fit_start(self) -> None:
+        self.model.model.norm = nn.Sequential(Transposed(self.model.config.hidden_size), nn.Dropout(0.1))
+
+
+class Transposed(nn.BatchNorm1d):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states.transpose(1, 2)).transpose(1, 2)
+
+
 @pytest.mark.parametrize(
-    "arguments", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}, {"limit_val_batches": 2, "val_check_interval": 2}]
+    ("task_class", "arguments"),
+    [
+        (Noisy, {}),
+        (Noisy, {"accumulate_grad_batches": 2}),
+        (Noisy, {"precision": "bf16-mixed"}),
+        (Noisy, {"limit_val_batches": 2, "val_check_interval": 2}),
+        (Checkpointed, {}),
+        (Compiled, {}),
+        (Normed, {}),
+    ],
 )
-def test_training_is_bit_identical_with_and_without(tmp_path: Path, mini_set: Benchmark, arguments: dict[str, Any]) -> None:
+def test_training_is_bit_identical_with_and_without(tmp_path: Path, mini_set: Benchmark, task_class: type[Noisy], arguments: dict[str, Any]) -> None:
     def run(name: str, *callbacks: pl.Callback) -> tuple[Noisy, dict[str, Any], list[dict[str, str]]]:
-        task = Noisy()
+        torch.compiler.reset()
+        task = task_class()
         logger = CSVLogger(tmp_path / name)
-        trainer = fit(tmp_path / name, *callbacks, StageUnfreeze(two_stage(2)), task=task, logger=logger, enable_checkpointing=False, **arguments)
+        stages = [] if task_class is Normed else [StageUnfreeze(two_stage(2))]
+        trainer = fit(tmp_path / name, *callbacks, *stages, task=task, logger=logger, enable_checkpointing=False, **arguments)
         with (Path(logger.log_dir) / "metrics.csv").open() as stream:
             rows = [{key: value for key, value in row.items() if value and "s2sbench" not in key} for row in csv.DictReader(stream)]
         generators = {"python": random.getstate(), "numpy": np.random.get_state()[1].tolist(), "torch": torch.get_rng_state().tolist()}
@@ -109,6 +149,9 @@ def test_training_is_bit_identical_with_and_without(tmp_path: Path, mini_set: Be
             assert torch.equal(torch.as_tensor(expected[name]), torch.as_tensor(found[name])), name
     assert plain_rows
     assert plain_rows == probed_rows
+    if isinstance(plain, Compiled) and isinstance(probed, Compiled):
+        assert plain.compilations
+        assert len(plain.compilations) == len(probed.compilations)
 
 
 class Explosive(SummedCodebooks):
@@ -669,3 +712,53 @@ def test_the_other_namespace_of_lightning(tmp_path: Path, mini_set: Benchmark, t
     trainer.fit(Module())
     assert steps(probe) == [0, 1, 2]
     assert checkpoint.best_model_score is not None
+
+
+@pytest.mark.parametrize("weights", ["current", "average"])
+def test_averaged_weights_are_probed_on_request_and_disturb_nothing(tmp_path: Path, mini_set: Benchmark, weights: Any) -> None:
+    def run(name: str, *callbacks: pl.Callback) -> Noisy:
+        task, average = Noisy(), EMAWeightAveraging(decay=0.5)
+        fit(tmp_path / name, average, *callbacks, task=task, enable_checkpointing=False)
+        return task
+
+    plain = run("plain")
+    probe = every(1, mini_set, weights=weights, at_end=False)
+    probed = run("probed", probe)
+    for (name, expected), (_, found) in zip(plain.state_dict().items(), probed.state_dict().items(), strict=True):
+        assert torch.equal(expected, found), name
+    assert probe.record is not None
+    figures = [report.metrics["s2sbench/mini/t2t/positive_loss"] for report in probe.record.history()]
+    other = every(1, mini_set, weights="average" if weights == "current" else "current", at_end=False)
+    run("other", other)
+    assert other.record is not None
+    others = [report.metrics["s2sbench/mini/t2t/positive_loss"] for report in other.record.history()]
+    assert figures[0] == others[0]
+    assert figures[2] != others[2]
+    assert probe.record.history()[0].signature["weights"] == weights
+
+
+def test_averaged_weights_need_a_callback_that_keeps_them(tmp_path: Path, mini_set: Benchmark) -> None:
+    with pytest.raises(MisconfigurationException, match="weights='average' needs Lightning's WeightAveraging"):
+        fit(tmp_path, every(1, mini_set, weights="average"), enable_checkpointing=False)
+    with pytest.raises(ValueError, match="weights must be 'current' or 'average', got 'ema'"):
+        every(1, mini_set, weights="ema")
+
+
+def test_losses_that_are_not_finite_are_named(tmp_path: Path, mini_set: Benchmark) -> None:
+    victim = mini_set.items[2]
+    spoiled = replace(victim, candidates=("<|pad|>", *victim.candidates[1:]))
+    benchmark = replace(mini_set, items=(*mini_set.items[:2], spoiled, *mini_set.items[3:]))
+
+    class NoPad(MiniTask):
+        def on_train_start(self) -> None:
+            # A token of probability zero.
+            self.model.lm_head.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, torch.tensor([0]), -torch.inf))
+
+    probe = every(4, benchmark, at_start=False)
+    with pytest.warns(UserWarning, match=f"mini/t2t: a NaN or infinite loss in {victim.id}; comparisons with it count as lost"):
+        fit(tmp_path, probe, task=NoPad(TINY), enable_checkpointing=False)
+    assert probe.record is not None
+    report = probe.record.history()[-1]
+    assert report.metrics["s2sbench/mini/t2t/invalid"] == 1
+    assert set(report.normalised) == {"mini/s2t", "mini/t2t"}
+    assert set(report.normalised["mini/s2t"]) == {"sum", "per_character", "per_byte"}

@@ -6,8 +6,15 @@ import random
 import numpy as np
 import pytest
 
-from s2sbench_callback.items import TieRule
-from s2sbench_callback.metrics import accuracy_difference, condition_figures, refuse_if_mostly_invalid
+from s2sbench_callback import Benchmark, Item
+from s2sbench_callback.items import Context, TieRule
+from s2sbench_callback.metrics import (
+    accuracy_difference,
+    condition_figures,
+    invalid_items,
+    normalised_accuracies,
+    refuse_if_mostly_invalid,
+)
 from s2sbench_callback.scoring import LossTable
 
 
@@ -112,3 +119,17 @@ def test_half_of_the_questions_without_a_finite_loss_is_too_many() -> None:
     refuse_if_mostly_invalid(table([[math.nan, 1.0], [1.0, 2.0], [1.0, 2.0]], [0, 0, 0]), "mine/s2t")
     with pytest.raises(FloatingPointError, match=r"mine/s2t: 1 of 2 questions have a NaN or infinite loss \(q0, \.\.\.\)"):
         refuse_if_mostly_invalid(table([[math.nan, 1.0], [1.0, 2.0]], [0, 0]), "mine/s2t")
+
+
+def test_other_normalisations_by_hand() -> None:
+    texts = ("aaaa", "b")
+    items = (Item("q0", (Context("c"),) * 2, texts, 0), Item("q1", (Context("c"),) * 2, ("语言", "xxxxx"), 0))
+    # Summed nats: 4 against 2, and 5 against 6.
+    losses = LossTable(("q0", "q1"), ("q0", "q1"), np.array([0, 0]), np.array([[4.0, 2.0], [5.0, 6.0]]), np.array([[4, 1], [1, 2]]))
+    # By character 1 against 2 and 2.5 against 1.2; by byte 1 against 2 and 5/6 against 6/5.
+    expected = {"sum": 0.5, "per_character": 0.5, "per_byte": 1.0}
+    assert normalised_accuracies(losses, Benchmark("mine", "en", items)) == expected
+
+
+def test_invalid_items_are_named() -> None:
+    assert invalid_items(table([[1.0, 2.0], [math.inf, 1.0], [1.0, math.nan, 2.0]], [0, 0, 0])) == ["q1", "q2"]

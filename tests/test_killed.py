@@ -1,0 +1,52 @@
+"""Runs that end in the middle of a probe, and go on from their checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from s2sbench_callback import Benchmark
+from s2sbench_callback.mini_world.model import MiniSpeechLM
+from s2sbench_callback.record import RunRecord
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "killed.py"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, timeout=200, env=environment, check=False
+    )
+
+
+@pytest.mark.parametrize(("name", "where"), [("SIGKILL", "scoring"), ("SIGKILL", "writing"), ("SIGTERM", "scoring")])
+def test_a_run_killed_in_a_probe_goes_on_without_torn_files_or_repeated_steps(
+    name: str, where: str, tmp_path: Path, mini_set: Benchmark, tiny_speech_lm: MiniSpeechLM
+) -> None:
+    killed = run(tmp_path, name, where)
+    # On SIGTERM Lightning ends the run in order, after the step it is in.
+    assert killed.returncode == (-signal.SIGKILL if name == "SIGKILL" else 0)
+    (probes,) = tmp_path.rglob("probes.jsonl")
+    record = RunRecord(probes.parent)
+    before = [report.step for report in record.history()]
+    assert before[:3] == [0, 1, 2]
+    for step in before:
+        assert np.isfinite(record.losses(step)["mini"]["s2t"].losses).all()
+
+    resumed = run(tmp_path, "resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    history = record.history()
+    assert [report.step for report in history] == [0, 1, 2, 3, 4, 5, 6]
+    for report in history:
+        assert np.isfinite(record.losses(report.step)["mini"]["s2t"].losses).all()
+    told = [line.split() for file in (f"wandb_{name}.txt", "wandb_resume.txt") for line in (tmp_path / file).read_text().splitlines()]
+    # No step of W&B's own is named, so it can refuse none; Lightning's step goes on from the checkpoint's.
+    assert {wandb_step for _, wandb_step in told} == {"None"}
+    assert [int(step) for step, _ in told[-4:]] == [3, 4, 5, 6]
