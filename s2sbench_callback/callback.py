@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -32,19 +30,15 @@ from s2sbench_callback.lightning_run import (
     stage_number,
 )
 from s2sbench_callback.live_model import LiveModel
-from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped
-from s2sbench_callback.metrics import invalid_items
-from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
 from s2sbench_callback.probe import Probe
 from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.publishing import Publisher
 from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.reference import Reference
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
 from s2sbench_callback.schedule import ProbePlan, plan_probes
 from s2sbench_callback.scoring import LossTable
-
-_NAMED = 10
 
 
 class S2SBenchCallback(pl.Callback):
@@ -89,9 +83,6 @@ class S2SBenchCallback(pl.Callback):
 
     Hooks used: ``setup``, ``on_train_start``, ``on_train_batch_end``, ``on_validation_end``, ``on_train_epoch_end``, ``on_train_end``.
 
-    Attributes:
-        record: The files of this run, once training has begun; ``None`` before, and in a ``fast_dev_run``.
-
     Cost: one forward over every context once and every candidate, without gradients, with text logits at answer positions alone; recordings
     are read and tokenised at the first probe only. The first probe prints what it cost.
 
@@ -135,7 +126,7 @@ class S2SBenchCallback(pl.Callback):
         self.on_error = on_error
         self._reference = Reference(Path(reference) if reference is not None else None)
         self._dirpath = Path(dirpath) if dirpath is not None else None
-        self.record: RunRecord | None = None
+        self._publisher = Publisher(self.probe.benchmarks)
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -143,11 +134,9 @@ class S2SBenchCallback(pl.Callback):
         self._plan = ProbePlan()
         self._last_step: int | None = None
         self._skipped = 0
-        self._resumed_dirpath: Path | None = None
+        self._earlier_dirpath = self.record.dirpath if self.record else None
         self._found: Adapter | None = None
-        self._previous: Tables | None = None
-        self._history: list[ProbeReport] = []
-        self._published: dict[str, float] = {}
+        self._publisher = Publisher(self.probe.benchmarks)
         self._probe_seconds = 0.0
         self._probes_run = 0
         self._training_began = 0.0
@@ -159,6 +148,11 @@ class S2SBenchCallback(pl.Callback):
     def state_key(self) -> str:
         """By the names of the sets, so that two probes of one trainer keep their states apart."""
         return f"{type(self).__name__}{sorted(self.probe.benchmarks)}"
+
+    @property
+    def record(self) -> RunRecord | None:
+        """The files of this run, once training has begun; none in a ``fast_dev_run``."""
+        return self._publisher.record
 
     # Hooks
 
@@ -190,7 +184,10 @@ class S2SBenchCallback(pl.Callback):
         self._training_began = time.monotonic()
         self._last_ended = self._training_began
         if not is_fast_dev_run(trainer):
-            self._open_record(trainer)
+            resumed = trainer.global_step > 0
+            chosen = self._dirpath or (self._earlier_dirpath if resumed else None) or default_dirpath(trainer, self)
+            dirpath = Path(Ranks.of_this_run(trainer.strategy.root_device).broadcast(str(chosen)))
+            self._publisher.open(dirpath, trainer.global_step if resumed else -1, trainer)
         stale = self._reference.mismatches(self.probe.benchmarks)
         if stale:
             rank_zero_warn(f"the questions of {', '.join(stale)} have changed since the checkpoint; T→T is held against the next probe")
@@ -209,19 +206,19 @@ class S2SBenchCallback(pl.Callback):
             return
         if self._plan.due_at_validation_end(trainer.current_epoch, trainer.global_step, self._last_step):
             self._run_probe(trainer, pl_module)
-        self._publish(trainer)
+        self._publisher.publish(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Probes at the end of an epoch where a checkpoint is saved there."""
         if self._plan.due_at_train_epoch_end(trainer.current_epoch, trainer.global_step, self._last_step):
             self._run_probe(trainer, pl_module)
-        self._publish(trainer)
+        self._publisher.publish(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Probes after the last step, unless it was probed already."""
         if self.at_end and trainer.global_step != self._last_step:
             self._run_probe(trainer, pl_module)
-        self._publish(trainer)
+        self._publisher.publish(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Progress, never configuration."""
@@ -236,7 +233,7 @@ class S2SBenchCallback(pl.Callback):
         """Goes on where the checkpoint was saved."""
         self._last_step = state_dict["last_step"]
         self._skipped = state_dict["skipped"]
-        self._resumed_dirpath = Path(state_dict["dirpath"]) if state_dict["dirpath"] else None
+        self._earlier_dirpath = Path(state_dict["dirpath"]) if state_dict["dirpath"] else None
         self._reference.load(state_dict["reference"])
 
     # One probe
@@ -260,18 +257,17 @@ class S2SBenchCallback(pl.Callback):
             first = self._probes_run == 0
             if self.on_error == "raise" or (self.on_error is None and first):
                 raise
-            self._skip(trainer, error)
+            self._skipped += 1
+            self._publisher.show_skipped(trainer, self._skipped, error)
             return
         self._probes_run += 1
         self._reference.take(tables, self.probe.benchmarks)
-        _name_the_invalid(tables)
         # The slowest rank's, so that every rank has the same figures.
         seconds = ranks.maximum(round((time.monotonic() - began) * 1e6)) / 1e6
         elapsed = ranks.maximum(round((time.monotonic() - self._training_began) * 1e6)) / 1e6
         self._probe_seconds += seconds
         report = self._report(trainer, adapter, tables, seconds, self._probe_seconds / elapsed if trainer.global_step else 0.0)
-        self._show(trainer, report, tables)
-        self._previous = tables
+        self._publisher.show(trainer, report, tables)
         self._tell_cost(report, began - self._last_ended if trainer.global_step and self._last_ended else 0.0)
         self._last_ended = time.monotonic()
 
@@ -323,71 +319,6 @@ class S2SBenchCallback(pl.Callback):
             self.probe.benchmarks, tables, self._reference.tables(), trainer.global_step, stage_number(trainer), run_metrics, signature
         )
 
-    def _show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
-        """To ``callback_metrics`` and the console on every rank, to disk and the loggers from rank 0."""
-        self._published = dict(report.metrics)
-        self._publish(trainer)
-        rank_zero_info(_summary(report))
-        if not trainer.is_global_zero:
-            return
-        self._history.append(report)
-        if self.record:
-            self._try("write the record", partial(self.record.append, report, tables))
-        self._try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
-
-    def _show_in_pictures(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
-        figure = panels(self._history)
-        if self.record:
-            self._try("write the panels", partial((self.record.dirpath / "panels.png").write_bytes, png(figure)))
-        changed = [
-            row
-            for benchmark in self.probe.benchmarks.values()
-            for condition in CONDITIONS
-            for row in changed_sides(benchmark, condition, self._previous, tables, report.step)
-        ]
-        showing = Showing(report, pixels(figure), changed, first=self._probes_run == 1)
-        for logger in trainer.loggers:
-            self._try(f"send the figures to {type(logger).__name__}", partial(send, logger, showing))
-
-    def _try(self, what: str, action: Callable[[], object]) -> None:
-        """Shows a probe in one place; a place that fails is named loudly and costs neither the training nor the other places anything."""
-        try:
-            action()
-        except Exception as error:
-            rank_zero_warn(f"The S2SBench probe could not {what}: {type(error).__name__}: {error}. Training goes on.")
-
-    def _publish(self, trainer: pl.Trainer) -> None:
-        """Puts the newest figures where ``ModelCheckpoint`` and ``EarlyStopping`` look; Lightning clears that place now and then."""
-        device = trainer.strategy.root_device
-        trainer.callback_metrics.update({key: torch.tensor(value, device=device) for key, value in self._published.items()})
-
-    def _skip(self, trainer: pl.Trainer, error: Exception) -> None:
-        self._skipped += 1
-        rank_zero_warn(f"The S2SBench probe at step {trainer.global_step} was skipped: {type(error).__name__}: {error}")
-        self._published |= {f"{PREFIX}/skipped": float(self._skipped)}
-        self._publish(trainer)
-        for logger in trainer.loggers if trainer.is_global_zero else []:
-            self._try(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, self._skipped, trainer.global_step))
-
-    def _open_record(self, trainer: pl.Trainer) -> None:
-        """Goes on in the folder of a resumed run; a new run takes a folder of its own."""
-        resumed = trainer.global_step > 0
-        chosen = self._dirpath or (self._earlier_dirpath() if resumed else None) or default_dirpath(trainer, self)
-        self.record = RunRecord(Path(Ranks.of_this_run(trainer.strategy.root_device).broadcast(str(chosen))))
-        if not trainer.is_global_zero:
-            return
-        moved = self.record.supersede_after(trainer.global_step if resumed else -1)
-        if moved:
-            name = self.record.superseded_path.name
-            rank_zero_info(f"{moved} earlier probe(s) in {self.record.dirpath} are not of this run's weights and moved to {name}.")
-        self._history = self.record.history()
-        if self._history and self.record.losses_path(self._history[-1].step).is_file():
-            self._previous = self.record.losses(self._history[-1].step)
-
-    def _earlier_dirpath(self) -> Path | None:
-        """Of the checkpoint, or of this callback's own fit before."""
-        return self._resumed_dirpath or (self.record.dirpath if self.record else None)
-
     def _tell_cost(self, report: ProbeReport, training_seconds: float) -> None:
         """Once, as soon as there is training between two probes to hold it against."""
         if self._cost_is_told or not training_seconds:
@@ -401,28 +332,3 @@ class S2SBenchCallback(pl.Callback):
             questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
             advice = f" To stay below 5 %, set max_questions={max(1, int(questions * fits))}, or probe {math.ceil(1 / fits)} times less often."
         rank_zero_info(f"A probe takes {seconds:.1f} s, {share:.1%} of the time from one to the next.{advice}")
-
-
-def _name_the_invalid(tables: Tables) -> None:
-    for name, by_condition in tables.items():
-        for condition, table in by_condition.items():
-            names = invalid_items(table)
-            if names:
-                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                rank_zero_warn(f"{name}/{condition}: a NaN or infinite loss in {', '.join(names[:_NAMED])}{more}; comparisons with it count as lost")
-
-
-def _summary(report: ProbeReport) -> str:
-    """One line a set: ``step 300 | mini | S→T 0.562 [0.498, 0.625] | T→T 0.971 [...] | degradation ...``."""
-    lines = []
-    for name, conditions in report.sets.items():
-        parts = [f"S2SBench step {report.step}", *([f"stage {report.stage}"] if report.stage is not None else []), name]
-        for condition in conditions:
-            accuracy = report.figure(name, condition, "accuracy")
-            gap = report.figure(name, condition, "positive_minus_negative")
-            parts.append(f"{CONDITION_NAMES[condition]} {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}], pos-neg {gap.value:+.3f}")
-        for figure in ("degradation", "intelligence_loss"):
-            if f"{PREFIX}/{name}/{figure}" in report.metrics:
-                parts.append(f"{figure.replace('_', ' ')} {report.figure(name, None, figure).value:+.3f}")
-        lines.append(" | ".join(parts))
-    return "\n".join(lines)

@@ -162,7 +162,7 @@ class Probe:
         Raises:
             ProbeError: On all ranks, if one of several failed.
         """
-        asked = self.asked(adapter)
+        asked = ranks.together(lambda: self.asked(adapter), "while asking the adapter")
         heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
         fingerprint = _audio_fingerprint(adapter, live.model) if heard else ""
         key = (str(id(adapter)), fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,13 @@ def main() -> None:
     write_down_what_wandb_is_told(folder / f"wandb_{mode}.txt")
     if mode != "resume":
         kill_while_writing(getattr(signal, mode), sys.argv[3])
+    name = f"run{zlib.crc32(str(folder).encode())}"
     pl.seed_everything(1)
     trainer = pl.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
         max_steps=6,
-        logger=WandbLogger(save_dir=folder, offline=True, project="p", id="one-run", version="one-run"),
+        logger=WandbLogger(save_dir=folder, offline=True, project="p", version=name),
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,

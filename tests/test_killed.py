@@ -20,7 +20,8 @@ SCRIPT = Path(__file__).parent / "killed.py"
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Not the W&B service of the tests that ran before in this process.
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, timeout=200, env=environment, check=False
     )

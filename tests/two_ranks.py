@@ -121,7 +121,7 @@ def agree(strategy: str, folder: Path) -> dict[str, Any]:
         assert scorer is not None
         result["sets"][str(count)] = {
             "steps": [report.step for report in history],
-            "published": probe._published,
+            "published": probe._publisher._published,
             "forwards": scorer.forwards,
             "packed": scorer.packed,
             "front_end_forwards": probe.probe.front_end_forwards,

@@ -1,0 +1,131 @@
+"""Where a probe shows: record, pictures, loggers, callback metrics, console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from s2sbench_callback.items import Benchmark
+from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped
+from s2sbench_callback.metrics import invalid_items
+from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
+from s2sbench_callback.prompts import CONDITIONS
+from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import PREFIX, ProbeReport, Tables
+
+_NAMED = 10
+
+
+class Publisher:
+    """Shows the probes of one run. A place that fails is named loudly and costs neither the training nor the other places anything.
+
+    Args:
+        benchmarks: The sets by name.
+
+    Attributes:
+        record: The files of the run, once opened.
+    """
+
+    def __init__(self, benchmarks: Mapping[str, Benchmark]) -> None:
+        self.record: RunRecord | None = None
+        self._benchmarks = benchmarks
+        self._history: list[ProbeReport] = []
+        self._previous: Tables | None = None
+        self._published: dict[str, float] = {}
+        self._is_first = True
+
+    def open(self, dirpath: Path, from_step: int, trainer: pl.Trainer) -> None:
+        """Opens the record, and puts aside what an earlier run wrote there beyond the step that this one starts from.
+
+        Args:
+            dirpath: The folder, the same on every rank.
+            from_step: Steps that are done, or -1 for a new run.
+            trainer: Only its rank 0 reads and writes.
+        """
+        self.record = RunRecord(dirpath)
+        if not trainer.is_global_zero:
+            return
+        moved = self.record.supersede_after(from_step)
+        if moved:
+            name = self.record.superseded_path.name
+            rank_zero_info(f"{moved} earlier probe(s) in {dirpath} are not of this run's weights and moved to {name}.")
+        self._history = self.record.history()
+        if self._history and self.record.losses_path(self._history[-1].step).is_file():
+            self._previous = self.record.losses(self._history[-1].step)
+
+    def show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
+        """Shows a probe: in ``callback_metrics`` and on the console of every rank, on disk and in the loggers from rank 0."""
+        self._published = dict(report.metrics)
+        self.publish(trainer)
+        _name_the_invalid(tables)
+        rank_zero_info(_summary(report))
+        if trainer.is_global_zero:
+            self._history.append(report)
+            if self.record:
+                self._try("write the record", partial(self.record.append, report, tables))
+            self._try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
+        self._previous = tables
+        self._is_first = False
+
+    def publish(self, trainer: pl.Trainer) -> None:
+        """Puts the newest figures where ``ModelCheckpoint`` and ``EarlyStopping`` look; Lightning clears that place now and then."""
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({key: torch.tensor(value, device=device) for key, value in self._published.items()})
+
+    def show_skipped(self, trainer: pl.Trainer, skipped: int, error: Exception) -> None:
+        """Says that a probe failed; the figures of the one before stay where they are, with their own ``step``."""
+        rank_zero_warn(f"The S2SBench probe at step {trainer.global_step} was skipped: {type(error).__name__}: {error}")
+        self._published |= {f"{PREFIX}/skipped": float(skipped)}
+        self.publish(trainer)
+        for logger in trainer.loggers if trainer.is_global_zero else []:
+            self._try(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, skipped, trainer.global_step))
+
+    def _show_in_pictures(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
+        figure = panels(self._history)
+        if self.record:
+            self._try("write the panels", partial((self.record.dirpath / "panels.png").write_bytes, png(figure)))
+        changed = [
+            row
+            for benchmark in self._benchmarks.values()
+            for condition in CONDITIONS
+            for row in changed_sides(benchmark, condition, self._previous, tables, report.step)
+        ]
+        showing = Showing(report, pixels(figure), changed, first=self._is_first)
+        for logger in trainer.loggers:
+            self._try(f"send the figures to {type(logger).__name__}", partial(send, logger, showing))
+
+    def _try(self, what: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            rank_zero_warn(f"The S2SBench probe could not {what}: {type(error).__name__}: {error}. Training goes on.")
+
+
+def _name_the_invalid(tables: Tables) -> None:
+    for name, by_condition in tables.items():
+        for condition, table in by_condition.items():
+            names = invalid_items(table)
+            if names:
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                rank_zero_warn(f"{name}/{condition}: a NaN or infinite loss in {', '.join(names[:_NAMED])}{more}; comparisons with it count as lost")
+
+
+def _summary(report: ProbeReport) -> str:
+    """One line a set: ``step 300 | mini | S→T 0.562 [0.498, 0.625] | T→T 0.971 [...] | degradation ...``."""
+    lines = []
+    for name, conditions in report.sets.items():
+        parts = [f"S2SBench step {report.step}", *([f"stage {report.stage}"] if report.stage is not None else []), name]
+        for condition in conditions:
+            accuracy = report.figure(name, condition, "accuracy")
+            gap = report.figure(name, condition, "positive_minus_negative")
+            parts.append(f"{CONDITION_NAMES[condition]} {accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}], pos-neg {gap.value:+.3f}")
+        for figure in ("degradation", "intelligence_loss"):
+            if f"{PREFIX}/{name}/{figure}" in report.metrics:
+                parts.append(f"{figure.replace('_', ' ')} {report.figure(name, None, figure).value:+.3f}")
+        lines.append(" | ".join(parts))
+    return "\n".join(lines)
