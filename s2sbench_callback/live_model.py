@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 Redirection = Callable[[Callable[[], Tensor]], Tensor]
 
 _ENTRY = "_s2sbench_enter"
+_CPU_TOKENS = 512
 
 
 class LiveModel:
@@ -39,6 +40,17 @@ class LiveModel:
             object.__setattr__(self._outermost, _ENTRY, lambda function: function())
             register_fsdp_forward_method(self._outermost, _ENTRY)
 
+    def token_budget(self) -> int:
+        """Positions in one forward that this device should bear, by a rough account of what a forward without gradients holds.
+
+        On a CPU short rows are fastest: the mask makes attention quadratic in the row.
+        """
+        if self.device.type != "cuda":
+            return _CPU_TOKENS
+        free, _ = torch.cuda.mem_get_info(self.device)
+        config: Any = getattr(self.model, "config", None)
+        return accelerator_tokens(free, getattr(config, "hidden_size", 4096), getattr(config, "vocab_size", 152_064))
+
     @property
     def is_sharded(self) -> bool:
         """Whether a forward waits for other ranks, so that none may leave it early."""
@@ -64,6 +76,22 @@ class LiveModel:
             part.reshard()
         if self._outermost is not None and _ENTRY in self._outermost.__dict__:
             object.__delattr__(self._outermost, _ENTRY)
+
+
+def accelerator_tokens(free_bytes: int, hidden_size: int, vocabulary: int) -> int:
+    """Positions in one forward that take at most a quarter of the free memory: a power of two from 256 to 4,096.
+
+    Args:
+        free_bytes: Memory that nothing holds.
+        hidden_size: Width of the model.
+        vocabulary: Text tokens; logits are thought of at every fourth position, twice, in fp32.
+    """
+    per_position = 4 * 32 * hidden_size + 2 * 4 * vocabulary // 4
+    tokens = 4_096
+    # The mask, as bool and in fp32, grows with the square.
+    while tokens > 256 and tokens * per_position + 5 * tokens**2 > free_bytes // 4:
+        tokens //= 2
+    return tokens
 
 
 def _outermost_sharded(root: nn.Module, model: nn.Module) -> nn.Module | None:

@@ -132,14 +132,7 @@ def build_row(units: Sequence[Unit]) -> PackedRow:
     row = Row(
         streams=torch.cat(streams),
         positions=torch.cat(positions),
-        mask=None if one_sequence else _visible(torch.cat(contexts), torch.cat(branches)),
+        segments=None if one_sequence else torch.stack([torch.cat(contexts), torch.cat(branches)]),
         sources=torch.tensor(sources),
     )
     return PackedRow(row, torch.cat(targets), torch.cat(questions), torch.cat(candidates), [len(ids) for ids in targets])
-
-
-def _visible(contexts: Tensor, branches: Tensor) -> Tensor:
-    """``[T, T]``: earlier positions of the same context that belong to the context itself or to the same candidate."""
-    same_context = contexts[:, None] == contexts[None, :]
-    same_branch = (branches[None, :] == -1) | (branches[:, None] == branches[None, :])
-    return (same_context & same_branch).tril_()

@@ -25,7 +25,6 @@ from s2sbench_callback.ranks import Ranks, end_the_job, share
 from s2sbench_callback.scoring import LossTable, Questions, Scorer, encode
 from s2sbench_callback.speech import AudioTokenCache, load_waveform
 
-_CPU_TOKENS, _ACCELERATOR_TOKENS = 512, 4096
 _READERS, _READ_AHEAD = 8, 64
 # Of a typical speech LM; they only balance the ranks.
 _FRAMES_PER_SECOND, _CHARACTERS_PER_TOKEN = 12.5, 3.0
@@ -121,8 +120,7 @@ class Probe:
         """
         questions = self.prepare(adapter, live, ranks, progress)
         if self._scorer is None or self._scorer.adapter is not adapter:
-            tokens = self.max_tokens or (_CPU_TOKENS if live.device.type == "cpu" else _ACCELERATOR_TOKENS)
-            self._scorer = Scorer(adapter, tokens)
+            self._scorer = Scorer(adapter, self.max_tokens or ranks.minimum(live.token_budget()))
         tables: dict[str, dict[Condition, LossTable]] = {}
         total = sum(asked.candidates for asked in questions)
         with tqdm(total=total, desc="S2SBench probe", unit="candidate", leave=False, disable=not progress) as bar:
@@ -164,7 +162,7 @@ class Probe:
         """
         asked = ranks.together(lambda: self.asked(adapter), "while asking the adapter")
         heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
-        fingerprint = _audio_fingerprint(adapter, live.model) if heard else ""
+        fingerprint = ranks.together(lambda: _audio_fingerprint(adapter, live.model) if heard else "", "while hashing the front-end")
         key = (str(id(adapter)), fingerprint)
         if self._questions and self._questions[0] == key:
             return self._questions[1]
@@ -185,7 +183,7 @@ class Probe:
         Recordings are read ahead in threads, and the front-end is entered equally often on every rank.
         """
         recordings = {context.audio.digest: context.audio for item in items for context in item.contexts if context.audio}
-        missing = [audio for audio in recordings.values() if audio not in self._audio_tokens]
+        missing = ranks.together(lambda: [audio for audio in recordings.values() if audio not in self._audio_tokens], "while looking into the cache")
         chunks = [missing[start : start + _READ_AHEAD] for start in range(0, len(missing), _READ_AHEAD)]
         with ThreadPoolExecutor(_READERS) as pool:
 

@@ -64,6 +64,10 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
+    def minimum(self, number: int) -> int:
+        """The smallest number on any rank."""
+        return -self.maximum(-number)
+
     def total(self, array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sum over ranks of arrays of one shape."""
         if self.size == 1:

@@ -259,9 +259,10 @@ def _disagreement(found: Tensor, expected: Tensor, precision: torch.dtype) -> st
 
 def _to(row: Row, device: torch.device) -> Row:
     def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=True)
+        # Out of pinned memory the copy does not wait for the forward before it.
+        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-    return Row(move(row.streams), move(row.positions), None if row.mask is None else move(row.mask), move(row.sources))
+    return Row(move(row.streams), move(row.positions), None if row.segments is None else move(row.segments), move(row.sources))
 
 
 def _names(row: PackedRow, benchmark: Benchmark) -> str:

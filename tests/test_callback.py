@@ -433,6 +433,22 @@ def test_a_text_model_is_asked_in_writing_and_the_rest_is_named(tmp_path: Path, 
     assert not any("/s2t/" in key or "degradation" in key for key in report.metrics)
 
 
+def test_several_dataloaders_and_limits(tmp_path: Path, tiny_qwen2: Qwen2ForCausalLM, mini_set: Benchmark) -> None:
+    class Several(TextModule):
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            return sum(super(Several, self).training_step(each, batch_idx) for each in batch.values())
+
+        def train_dataloader(self) -> dict[str, DataLoader[Any]]:
+            return {"one": super().train_dataloader(), "other": super().train_dataloader()}
+
+    probe = every(2, mini_set, conditions=["t2t"])
+    trainer = pl.Trainer(
+        default_root_dir=tmp_path, accelerator="cpu", max_epochs=2, limit_train_batches=3, logger=False, enable_progress_bar=False, callbacks=probe
+    )
+    trainer.fit(Several(tiny_qwen2))
+    assert steps(probe) == [0, 2, 4, 6]
+
+
 def test_nothing_that_can_be_asked_is_an_error(tmp_path: Path, tiny_qwen2: Qwen2ForCausalLM, mini_set: Benchmark) -> None:
     with pytest.raises(ValueError, match="nothing can be asked of this model: mini/s2t: a text-only model"):
         text_fit(tmp_path, tiny_qwen2, every(1, mini_set, conditions=["s2t"]))

@@ -12,7 +12,7 @@ from transformers import Qwen2ForCausalLM
 from s2sbench_callback import Benchmark, Item
 from s2sbench_callback.adapters import Adapter, Row, SummedCodebooks, TextOnly
 from s2sbench_callback.items import Audio, Context
-from s2sbench_callback.live_model import LiveModel
+from s2sbench_callback.live_model import LiveModel, accelerator_tokens
 from s2sbench_callback.mini_world.model import MiniSpeechLM
 from s2sbench_callback.mini_world.pretraining import mini_adapter
 from s2sbench_callback.mini_world.text_tokenizer import build_text_tokenizer
@@ -131,7 +131,7 @@ class BlindToMasks(TextOnly):
     """Reads a packed row as one long text."""
 
     def text_logits(self, model: nn.Module, row: Row) -> torch.Tensor:
-        return super().text_logits(model, replace(row, mask=None, positions=torch.arange(len(row.positions))))
+        return super().text_logits(model, replace(row, segments=None, positions=torch.arange(len(row.positions))))
 
 
 class RefusesMasks(TextOnly):
@@ -207,3 +207,12 @@ def test_a_codebook_model_reads_text_without_speech(tiny_speech_lm: MiniSpeechLM
     adapter: SummedCodebooks = mini_adapter()
     written = Benchmark("written", "zh", (Item("q", (Context("下雨了。"),) * 2, ("湿", "干"), 0),))
     assert np.isfinite(score(tiny_speech_lm, adapter, written, "t2t").losses).all()
+
+
+def test_the_token_budget_follows_memory_and_model() -> None:
+    gib = 2**30
+    assert accelerator_tokens(60 * gib, hidden_size=3584, vocabulary=152_064) == 4_096
+    assert accelerator_tokens(4 * gib, hidden_size=3584, vocabulary=152_064) == 1_024
+    assert accelerator_tokens(4 * gib, hidden_size=576, vocabulary=49_152) == 4_096
+    assert accelerator_tokens(0, hidden_size=3584, vocabulary=152_064) == 256
+    assert LiveModel(nn.Linear(1, 1), nn.Linear(1, 1), CPU).token_budget() == 512

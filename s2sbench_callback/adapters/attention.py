@@ -20,7 +20,8 @@ def attention_arguments(row: Row, dtype: torch.dtype) -> dict[str, Tensor]:
         the ``sdpa`` and the ``eager`` implementations read.
     """
     arguments = {"position_ids": row.positions.unsqueeze(0)}
-    if row.mask is not None:
-        additive = torch.zeros(row.mask.shape, dtype=dtype, device=row.mask.device)
-        arguments["attention_mask"] = additive.masked_fill_(~row.mask, torch.finfo(dtype).min)[None, None]
+    mask = row.mask
+    if mask is not None:
+        additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        arguments["attention_mask"] = additive.masked_fill_(~mask, torch.finfo(dtype).min)[None, None]
     return arguments

@@ -20,16 +20,30 @@ class Row:
     Attributes:
         streams: ``[T, S]`` int64: at each position one id per stream of the adapter, -1 where a stream is silent.
         positions: ``[T]`` int64: place of each position in its own sequence, from 0.
-        mask: ``[T, T]`` bool, true where the row's position may look at the column's; ``None`` where the row is one sequence
-            under a plain causal mask.
+        segments: ``[2, T]`` int64: which context each position belongs to, and which of its candidates, -1 for the context itself;
+            ``None`` where the row is one sequence under a plain causal mask.
         sources: ``[A]`` int64: positions whose text logits are wanted. The logits at a position speak about the token that
             follows it in its own sequence; an adapter of a model with another alignment hides that here.
     """
 
     streams: Tensor
     positions: Tensor
-    mask: Tensor | None
+    segments: Tensor | None
     sources: Tensor
+
+    @property
+    def mask(self) -> Tensor | None:
+        """``[T, T]`` bool, true where the row's position may look at the column's; made where the row is, since it is large.
+
+        A position sees earlier positions of its own context that belong to the context itself or to its own candidate.
+        """
+        if self.segments is None:
+            return None
+        contexts, candidates = self.segments
+        same_context = contexts[:, None] == contexts[None, :]
+        same_candidate = (candidates[None, :] == -1) | (candidates[:, None] == candidates[None, :])
+        visible: Tensor = (same_context & same_candidate).tril_()
+        return visible
 
 
 @runtime_checkable
