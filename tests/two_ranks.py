@@ -71,6 +71,16 @@ class Faulty(SummedCodebooks):
         return super().text_logits(model, row)
 
 
+class StillSharded(pl.Callback):
+    """Looks, right after the probe that comes before any training, whether every parameter is a shard again."""
+
+    def __init__(self, sharded: bool) -> None:
+        self.sharded = sharded
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert all(isinstance(parameter, DTensor) is self.sharded for parameter in pl_module.parameters())
+
+
 def fit(strategy: str, folder: Path, callbacks: list[pl.Callback], steps: int = 2) -> Task:
     pl.seed_everything(1)
     sharded = strategy.startswith("fsdp2")
@@ -86,7 +96,7 @@ def fit(strategy: str, folder: Path, callbacks: list[pl.Callback], steps: int = 
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=callbacks,
+        callbacks=[*callbacks, StillSharded(sharded)],
         use_distributed_sampler=True,
     )
     assert trainer.world_size == 2
