@@ -20,6 +20,13 @@ def averaging_callback(trainer: pl.Trainer) -> Any | None:
     return next((callback for callback in callbacks if any(kind.__name__ == "WeightAveraging" for kind in type(callback).__mro__)), None)
 
 
+def ends_on_average(trainer: pl.Trainer, callback: pl.Callback) -> bool:
+    """Whether the model holds the averaged weights when ``on_train_end`` reaches a callback: Lightning's averaging copies them in then."""
+    averaging = averaging_callback(trainer)
+    callbacks = cast(Any, trainer).callbacks
+    return averaging is not None and callbacks.index(averaging) < callbacks.index(callback)
+
+
 @contextmanager
 def probed_weights(trainer: pl.Trainer, pl_module: nn.Module, weights: Weights) -> Iterator[None]:
     """Puts the averaged weights into the model, and the trained ones back, to the bit, also when something raises.

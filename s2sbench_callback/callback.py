@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,16 +14,18 @@ from typing import Any, Literal, get_args
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 
 from s2sbench_callback.adapters import Adapter, find_adapter, find_language_model
 from s2sbench_callback.adapters.find import Locator
-from s2sbench_callback.averaged_weights import Weights, averaging_callback, probed_weights
+from s2sbench_callback.averaged_weights import Weights, averaging_callback, ends_on_average, probed_weights
 from s2sbench_callback.benchmarks import mini
 from s2sbench_callback.isolation import isolated
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.lightning_run import (
     checkpoint_triggers,
     default_dirpath,
+    end_launched,
     is_fast_dev_run,
     redirection,
     refusal,
@@ -127,6 +130,7 @@ class S2SBenchCallback(pl.Callback):
         self._reference = Reference(Path(reference) if reference is not None else None)
         self._dirpath = Path(dirpath) if dirpath is not None else None
         self._publisher = Publisher(self.probe.benchmarks)
+        self._trainer: pl.Trainer | None = None
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -134,7 +138,8 @@ class S2SBenchCallback(pl.Callback):
         self._plan = ProbePlan()
         self._last_step: int | None = None
         self._skipped = 0
-        self._earlier_dirpath = self.record.dirpath if self.record else None
+        self._earlier_dirpath: Path | None = None
+        self.probe.start_anew()
         self._found: Adapter | None = None
         self._publisher = Publisher(self.probe.benchmarks)
         self._probe_seconds = 0.0
@@ -142,6 +147,7 @@ class S2SBenchCallback(pl.Callback):
         self._training_began = 0.0
         self._last_ended = 0.0
         self._cost_is_told = False
+        self._holds_average = False
         self._reference.reset()
 
     @property
@@ -165,7 +171,9 @@ class S2SBenchCallback(pl.Callback):
             raise MisconfigurationException(f"S2SBenchCallback cannot probe here: {reason}")
         if self.weights == "average" and averaging_callback(trainer) is None:
             raise MisconfigurationException("weights='average' needs Lightning's WeightAveraging or EMAWeightAveraging among the trainer's callbacks")
+        earlier = self.record.dirpath if self.record and self._trainer is trainer else None
         self._start_anew()
+        self._trainer, self._earlier_dirpath = trainer, earlier
         self._plan = self._make_plan(trainer)
         mismatches = self._reference.mismatches(self.probe.benchmarks)
         if mismatches:
@@ -186,8 +194,9 @@ class S2SBenchCallback(pl.Callback):
         if not is_fast_dev_run(trainer):
             resumed = trainer.global_step > 0
             chosen = self._dirpath or (self._earlier_dirpath if resumed else None) or default_dirpath(trainer, self)
-            dirpath = Path(Ranks.of_this_run(trainer.strategy.root_device).broadcast(str(chosen)))
-            self._publisher.open(dirpath, trainer.global_step if resumed else -1, trainer)
+            ranks = Ranks.of_this_run(trainer.strategy.root_device)
+            dirpath = Path(ranks.broadcast(str(chosen)))
+            ranks.together(lambda: self._publisher.open(dirpath, trainer.global_step if resumed else -1, trainer), "while opening the record")
         stale = self._reference.mismatches(self.probe.benchmarks)
         if stale:
             rank_zero_warn(f"the questions of {', '.join(stale)} have changed since the checkpoint; T→T is held against the next probe")
@@ -217,6 +226,7 @@ class S2SBenchCallback(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Probes after the last step, unless it was probed already."""
         if self.at_end and trainer.global_step != self._last_step:
+            self._holds_average = ends_on_average(trainer, self)
             self._run_probe(trainer, pl_module)
         self._publisher.publish(trainer)
 
@@ -251,7 +261,7 @@ class S2SBenchCallback(pl.Callback):
         self._last_step = trainer.global_step
         ranks = Ranks.of_this_run(trainer.strategy.root_device)
         try:
-            with isolated(pl_module):
+            with isolated(_outermost(trainer, pl_module)):
                 tables, adapter = self._score(trainer, pl_module, ranks)
         except Exception as error:
             first = self._probes_run == 0
@@ -272,7 +282,7 @@ class S2SBenchCallback(pl.Callback):
         self._last_ended = time.monotonic()
 
     def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
-        with self._at_the_model(trainer, pl_module) as (adapter, live):
+        with self._at_the_model(trainer, pl_module, ranks) as (adapter, live):
             return self.probe.run(adapter, live, ranks, progress=shows_progress(trainer)), adapter
 
     def encode(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -283,22 +293,25 @@ class S2SBenchCallback(pl.Callback):
             pl_module: The LightningModule.
         """
         ranks = Ranks.of_this_run(trainer.strategy.root_device)
-        with isolated(pl_module), self._at_the_model(trainer, pl_module) as (adapter, live):
+        reason = refusal(trainer)
+        if reason:
+            raise MisconfigurationException(f"S2SBenchCallback cannot encode here: {reason}")
+        with isolated(_outermost(trainer, pl_module)), self._at_the_model(trainer, pl_module, ranks) as (adapter, live):
             self.probe.prepare(adapter, live, ranks, progress=shows_progress(trainer))
 
     @contextmanager
-    def _at_the_model(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Iterator[tuple[Adapter, LiveModel]]:
+    def _at_the_model(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> Iterator[tuple[Adapter, LiveModel]]:
         """The model as it is now, with the weights to be probed, in the trainer's precision."""
         model = find_language_model(pl_module, self.locator)
         if self._found is None:
             self._found = self.adapter or find_adapter(pl_module, model)
             rank_zero_info(f"S2SBench reads {type(model).__name__} through {type(self._found).__name__}.")
-        live = LiveModel(pl_module, model, pl_module.device, redirection(trainer, pl_module))
-        try:
-            with probed_weights(trainer, pl_module, self.weights), trainer.precision_plugin.val_step_context():
-                yield self._found, live
-        finally:
-            live.leave()
+        live = LiveModel(pl_module, model, pl_module.device, redirection(trainer, pl_module), partial(end_launched, trainer))
+        with ExitStack() as stack:
+            stack.callback(live.leave)
+            ranks.together(lambda: stack.enter_context(probed_weights(trainer, pl_module, self.weights)), "while putting in the averaged weights")
+            stack.enter_context(trainer.precision_plugin.val_step_context())
+            yield self._found, live
 
     def _report(self, trainer: pl.Trainer, adapter: Adapter, tables: Tables, seconds: float, share: float) -> ProbeReport:
         questions = sum(len(next(iter(by_condition.values())).item_ids) for by_condition in tables.values())
@@ -312,7 +325,7 @@ class S2SBenchCallback(pl.Callback):
             **self.probe.signature(adapter),
             "package": version("s2sbench_callback"),
             "precision": str(trainer.precision),
-            "weights": self.weights,
+            "weights": "average" if self._holds_average else self.weights,
             "max_questions": self.max_questions,
         }
         return build_report(
@@ -332,3 +345,8 @@ class S2SBenchCallback(pl.Callback):
             questions = max(len(benchmark.items) for benchmark in self.probe.benchmarks.values())
             advice = f" To stay below 5 %, set max_questions={max(1, int(questions * fits))}, or probe {math.ceil(1 / fits)} times less often."
         rank_zero_info(f"A probe takes {seconds:.1f} s, {share:.1%} of the time from one to the next.{advice}")
+
+
+def _outermost(trainer: pl.Trainer, pl_module: pl.LightningModule) -> nn.Module:
+    """The strategy's wrapper around the LightningModule, whose flags are put back too."""
+    return trainer.strategy.model or pl_module

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.cli import LightningCLI
 
 from s2sbench_callback.callback import S2SBenchCallback
+from s2sbench_callback.stages import StageUnfreeze
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,11 +49,15 @@ def encode(arguments: list[str]) -> None:
         raise SystemExit("the config has no S2SBenchCallback, so there is nothing to encode")
     bar = cli.trainer.progress_bar_callback
     encoders: list[pl.Callback] = [_EncodeOnly(probe) for probe in probes]
-    cast(Any, cli.trainer).callbacks = [*encoders, *([bar] if bar else [])]
+    # Stages stay: they say whether the front-end is frozen, and only then its codes are worth keeping.
+    stages = [callback for callback in callbacks if isinstance(callback, StageUnfreeze)]
+    cast(Any, cli.trainer).callbacks = [*stages, *encoders, *([bar] if bar else [])]
+    cli.trainer.fit_loop.min_epochs = cli.trainer.fit_loop.epoch_loop.min_steps = None
     cast(Any, cli.trainer).loggers = []
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-    for probe in probes:
-        print(f"{probe.probe.front_end_forwards} recordings tokenised for {', '.join(probe.probe.benchmarks)}; the rest was in the cache")
+    for probe in probes if cli.trainer.is_global_zero else []:
+        shared = f" on each of {cli.trainer.world_size} ranks" if cli.trainer.world_size > 1 else ""
+        print(f"{probe.probe.front_end_forwards} recordings tokenised{shared} for {', '.join(probe.probe.benchmarks)}; the rest was in the cache")
 
 
 class _EncodeOnly(pl.Callback):

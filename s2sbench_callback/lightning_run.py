@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -67,6 +68,13 @@ def redirection(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Redirecti
             object.__delattr__(pl_module, "_s2sbench_enter")
 
     return run
+
+
+def end_launched(trainer: pl.Trainer) -> None:
+    """Ends the processes that this one's launcher has started; other launchers watch over theirs."""
+    kill = getattr(cast(Any, trainer.strategy).launcher, "kill", None)
+    if kill is not None:
+        kill(signal.SIGTERM)
 
 
 def default_dirpath(trainer: pl.Trainer, callback: pl.Callback) -> Path:

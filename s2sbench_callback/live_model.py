@@ -27,14 +27,31 @@ class LiveModel:
         device: Where it is.
         redirection: For strategies that wrap the LightningModule and shard it (FSDP1, DeepSpeed): runs a function inside
             the wrapper's forward.
+        end_others: Ends the processes that this one has launched, when it must end itself.
+
+    Raises:
+        ValueError: If parts of the language model are sharded and neither it nor anything around it is.
     """
 
-    def __init__(self, root: nn.Module, model: nn.Module, device: torch.device, redirection: Redirection | None = None) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        model: nn.Module,
+        device: torch.device,
+        redirection: Redirection | None = None,
+        end_others: Callable[[], object] = lambda: None,
+    ) -> None:
         self.model = model
         self.device = device
+        self.end_others = end_others
         self._redirection = redirection
         self._sharded_parts = [module for module in root.modules() if isinstance(module, FSDPModule)]
         self._outermost = _outermost_sharded(root, model)
+        if self._outermost is None and any(isinstance(part, FSDPModule) for part in model.modules()):
+            raise ValueError(
+                f"parts of {type(model).__name__} are sharded with fully_shard and the model itself is not, so there is no one way into it; "
+                "call fully_shard on the language model, or on a module around it, after its layers"
+            )
         if self._outermost is not None:
             # The function that the wrapper runs is handed to it, so one registration serves every call.
             object.__setattr__(self._outermost, _ENTRY, lambda function: function())

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from s2sbench_callback.adapters.protocol import Adapter
 from s2sbench_callback.cache import cache_folder
-from s2sbench_callback.items import Benchmark, Item
+from s2sbench_callback.items import Audio, Benchmark, Item
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.metrics import refuse_if_mostly_invalid
 from s2sbench_callback.prompts import CONDITIONS, PROMPT_VERSION, Condition
@@ -41,7 +41,7 @@ class Probe:
         cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
 
     Attributes:
-        front_end_forwards: Recordings that the model's front-end has tokenised so far.
+        front_end_forwards: How often the model's front-end was run on this rank so far, for another rank's sake included.
 
     Raises:
         ValueError: If two sets have the same name, or an argument is out of range.
@@ -75,6 +75,11 @@ class Probe:
         self.front_end_forwards = 0
         self._audio_tokens = AudioTokenCache(cache_folder(cache_dir) / "audio-tokens")
         self._questions: tuple[tuple[str, ...], list[Questions]] | None = None
+
+    def start_anew(self) -> None:
+        """Forgets what was found out about a model and its ranks; audio tokens stay."""
+        self._scorer = None
+        self._questions = None
 
     def asked(self, adapter: Adapter) -> list[tuple[Benchmark, Condition]]:
         """Sets and conditions that can be asked; says which cannot, and why.
@@ -164,7 +169,9 @@ class Probe:
         heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
         fingerprint = ranks.together(lambda: _audio_fingerprint(adapter, live.model) if heard else "", "while hashing the front-end")
         key = (str(id(adapter)), fingerprint)
-        if self._questions and self._questions[0] == key:
+        # One decision for all ranks: front-ends may differ between them, in running statistics for example.
+        if not ranks.maximum(int(self._questions is None or self._questions[0] != key)):
+            assert self._questions is not None
             return self._questions[1]
         # Both conditions of a question and all its candidates on one rank.
         shares = {name: share([_cost(item) for item in benchmark.items], ranks.size)[ranks.rank] for name, benchmark in self.benchmarks.items()}
@@ -196,34 +203,32 @@ class Probe:
                     current = reading
                     waveforms = ranks.together(lambda: [future.result() for future in current], "while reading speech")  # noqa: B023  # run at once
                     reading = start_reading(number + 1)
-                    codes = self._encode(adapter, live, ranks, waveforms, bar.update)
-                    for audio, each in zip(chunks[number] if codes else [], codes, strict=True):
-                        self._audio_tokens.put(audio, each)
+                    self._encode(adapter, live, ranks, chunks[number] if number < len(chunks) else [], waveforms, bar.update)
 
-    def _encode(self, adapter: Adapter, live: LiveModel, ranks: Ranks, waveforms: list[Tensor], advance: Callable[[], object]) -> list[Tensor]:
-        """Codes of each waveform, in as many forwards of the front-end as any rank needs."""
+    def _encode(
+        self, adapter: Adapter, live: LiveModel, ranks: Ranks, audios: Sequence[Audio], waveforms: list[Tensor], advance: Callable[[], object]
+    ) -> None:
+        """Tokenises recordings, in as many forwards of the front-end as any rank needs."""
         silence = torch.zeros(adapter.sample_rate, dtype=torch.float32)
 
-        def work() -> list[Tensor]:
-            codes = []
+        def work() -> None:
             for number in range(forwards):
-                waveform = (waveforms[number] if number < len(waveforms) else silence).to(live.device)
                 self.front_end_forwards += 1
                 try:
+                    waveform = (waveforms[number] if number < len(waveforms) else silence).to(live.device)
                     # In its own precision, so that codes kept on disk serve runs of every precision.
                     with torch.autocast(live.device.type, enabled=False):
-                        found = live.enter(lambda: adapter.encode_audio(live.model, waveform))  # noqa: B023  # run at once
+                        codes = live.enter(lambda: adapter.encode_audio(live.model, waveform))  # noqa: B023  # run at once
                 except Exception as error:
                     if live.is_sharded and ranks.size > 1:
-                        end_the_job(f"rank {ranks.rank}, while tokenising speech: {type(error).__name__}: {error}")
+                        end_the_job(f"rank {ranks.rank}, while tokenising speech: {type(error).__name__}: {error}", live.end_others)
                     raise
                 if number < len(waveforms):
-                    codes.append(found)
+                    self._audio_tokens.put(audios[number], codes)
                     advance()
-            return codes
 
         forwards = ranks.maximum(len(waveforms))
-        return ranks.together(work, "while tokenising speech")
+        ranks.together(work, "while tokenising speech")
 
 
 def _cost(item: Item) -> float:

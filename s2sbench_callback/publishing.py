@@ -50,13 +50,17 @@ class Publisher:
         self.record = RunRecord(dirpath)
         if not trainer.is_global_zero:
             return
-        moved = self.record.supersede_after(from_step)
+        try:
+            moved = self.record.supersede_after(from_step)
+            self._history = self.record.history()
+            if self._history and self.record.losses_path(self._history[-1].step).is_file():
+                self._previous = self.record.losses(self._history[-1].step)
+        except OSError as error:
+            rank_zero_warn(f"The S2SBench record in {dirpath} cannot be gone on with: {error}. Training goes on.")
+            return
         if moved:
             name = self.record.superseded_path.name
             rank_zero_info(f"{moved} earlier probe(s) in {dirpath} are not of this run's weights and moved to {name}.")
-        self._history = self.record.history()
-        if self._history and self.record.losses_path(self._history[-1].step).is_file():
-            self._previous = self.record.losses(self._history[-1].step)
 
     def show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
         """Shows a probe: in ``callback_metrics`` and on the console of every rank, on disk and in the loggers from rank 0."""
@@ -88,7 +92,7 @@ class Publisher:
     def _show_in_pictures(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
         figure = panels(self._history)
         if self.record:
-            self._try("write the panels", partial((self.record.dirpath / "panels.png").write_bytes, png(figure)))
+            self._try("write the panels", partial(self.record.write_panels, png(figure)))
         changed = [
             row
             for benchmark in self._benchmarks.values()

@@ -110,6 +110,7 @@ class Ranks:
 
         Raises:
             ProbeError: On all ranks, if one of several failed; a single process raises the exception itself.
+            torch.OutOfMemoryError: On all ranks, if memory was all that failed.
         """
         try:
             result = work()
@@ -154,11 +155,16 @@ def share(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return [sorted(each) for each in shares]
 
 
-def end_the_job(message: str) -> NoReturn:
+def end_the_job(message: str, end_others: Callable[[], object]) -> NoReturn:
     """Ends this process at once: inside a sharded forward the other ranks wait for it and cannot be told.
 
-    The launcher sees the failure and ends them.
+    Whoever launched this process sees the failure and ends the others; those that this process launched, it ends itself.
+
+    Args:
+        message: What went wrong, naming rank and item.
+        end_others: Ends the processes that this one has launched.
     """
     sys.stderr.write(f"S2SBench: {message}. The forward is sharded, so the other ranks wait for this one; the job ends here.\n")
     sys.stderr.flush()
+    end_others()
     os._exit(1)

@@ -61,6 +61,13 @@ class RunRecord:
         temporary.replace(path)
         _write(self.probes_path, [*self.history(), report])
 
+    def write_panels(self, png: bytes) -> None:
+        """Writes the pictures so far."""
+        temporary = self.dirpath / ".panels.png.partial"
+        self.dirpath.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(png)
+        temporary.replace(self.dirpath / "panels.png")
+
     def losses(self, step: int) -> dict[str, dict[Condition, LossTable]]:
         """The tables of one probe, by set and condition.
 

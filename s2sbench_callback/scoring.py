@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from s2sbench_callback.adapters.protocol import Adapter, Row
 from s2sbench_callback.items import Audio, Benchmark
@@ -114,7 +117,8 @@ class Scorer:
     """Scores questions on the live model, and watches itself.
 
     The first packed row of each condition is scored again one candidate at a time. Where the two disagree on any rank, or the model cannot
-    read a packed row, everything is scored plainly from then on, and a warning says so once.
+    read a packed row, everything is scored plainly from then on, and a warning says so once. (A model sharded over several ranks that cannot
+    read one ends the job instead, as after any exception inside a sharded forward: pass ``packed=False``.)
 
     Every rank runs the same number of forwards: one that has fewer rows, or none, runs a row that counts for nothing.
 
@@ -150,17 +154,24 @@ class Scorer:
             RuntimeError: If a candidate was not scored exactly once.
         """
         while True:
-            shortage = None
+            shortage, counted = None, 0
+
+            def count(candidates: int) -> None:
+                nonlocal counted
+                counted += candidates
+                advance(candidates)
+
             try:
                 if self.packed and questions.condition not in self._checked:
                     self._check(live, questions, ranks)
-                rows = self._rows(questions)
-                nats = self._run(live, rows, questions.benchmark, ranks, advance)
+                rows = ranks.together(lambda: self._rows(questions), "while laying out rows")
+                nats = self._run(live, rows, questions.benchmark, ranks, count)
             except torch.OutOfMemoryError as error:
                 longest = ranks.maximum(max((unit.tokens for unit in questions.units), default=0))
                 if not self.packed or self.max_tokens <= longest:
                     raise
                 shortage = str(error)
+                advance(-counted)
                 self.max_tokens = max(longest, self.max_tokens // 2)
             if shortage is None:
                 return _table(rows, nats, questions.benchmark, ranks)
@@ -180,24 +191,23 @@ class Scorer:
         failure, cause = None, None
         nats: list[Tensor] = []
         for number in range(ranks.maximum(len(rows))):
-            counts = number < len(rows)
-            row = rows[number] if counts else self._idle_row()
+            row = rows[number] if number < len(rows) else None
             try:
                 # Kept on the device: one transfer at the end instead of one wait a row.
-                found = self._row_nats(live, row)
+                found = self._row_nats(live, row or self._idle_row())
+                if row:
+                    nats.append(found)
+                    advance(len(row.lengths))
             except Exception as error:
-                where = f"while scoring {_names(row, benchmark)}" if counts else "in a row that counts for nothing"
+                where = f"while scoring {_names(row, benchmark)}" if row else "in a row that counts for nothing"
                 if ranks.size == 1:
                     error.add_note(where)
                     raise
                 message = f"rank {ranks.rank}, {where}: {type(error).__name__}: {error}"
                 if live.is_sharded:
-                    end_the_job(message)
+                    end_the_job(message, live.end_others)
                 failure, cause = Failure(ranks.rank, message, isinstance(error, torch.OutOfMemoryError)), error
                 break
-            if counts:
-                nats.append(found)
-                advance(len(row.lengths))
         ranks.raise_together(failure, cause)
         return nats
 
@@ -205,8 +215,16 @@ class Scorer:
         """``[A]`` negative log-likelihood of each target, fp32."""
         self.forwards += 1
         row = _to(packed.row, live.device)
-        logits = live.enter(lambda: self.adapter.text_logits(live.model, row))
-        self._precision = logits.dtype
+
+        def text_logits() -> Tensor:
+            logits = self.adapter.text_logits(live.model, row)
+            # Before a wrapper casts them.
+            self._precision = logits.dtype
+            return logits
+
+        logits = live.enter(text_logits)
+        if isinstance(logits, DTensor):
+            raise TypeError("the text logits are split over ranks (tensor or context parallel), which the probe cannot read")
         return nn.functional.cross_entropy(logits.float(), packed.targets.to(live.device, non_blocking=True), reduction="none")
 
     def _idle_row(self) -> PackedRow:
@@ -217,7 +235,9 @@ class Scorer:
 
     def _check(self, live: LiveModel, questions: Questions, ranks: Ranks) -> None:
         """Holds the first packed row against plain scoring of the same candidates."""
-        with torch.autocast(live.device.type, enabled=False):
+        # In full precision where the weights allow it; weights of several kinds need autocast to go together.
+        kinds = {parameter.dtype for parameter in live.model.parameters() if parameter.is_floating_point()}
+        with torch.autocast(live.device.type, enabled=False) if len(kinds) == 1 else nullcontext():
             reason = self._what_is_wrong(live, questions, ranks)
         self._checked.add(questions.condition)
         reasons = ranks.words(reason)
@@ -226,9 +246,12 @@ class Scorer:
             warnings.warn(f"the probe scores one row a candidate from now on, which is slower: {reasons[0]}", stacklevel=3)
 
     def _what_is_wrong(self, live: LiveModel, questions: Questions, ranks: Ranks) -> str | None:
-        units = next(iter(pack(questions.units, self.max_tokens)), ())
-        plain = [build_row((alone,)) for unit in units for alone in unit.alone()]
-        packed = [build_row(units)] if units else []
+
+        def first_row() -> tuple[list[PackedRow], list[PackedRow]]:
+            units = next(iter(pack(questions.units, self.max_tokens)), ())
+            return [build_row((alone,)) for unit in units for alone in unit.alone()], [build_row(units)] if units else []
+
+        plain, packed = ranks.together(first_row, "while laying out rows")
         expected = self._run(live, plain, questions.benchmark, ranks)
         try:
             found = self._run(live, packed, questions.benchmark, ranks)
@@ -236,9 +259,8 @@ class Scorer:
             raise
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             return f"the model cannot read a packed row ({type(error).__name__}: {error})"
-        if not units:
-            return None
-        return _disagreement(_means(packed, found), _means(plain, expected), self._precision)
+        agreement = partial(_disagreement, packed, found, plain, expected, self._precision)
+        return ranks.together(agreement, "while comparing rows") if packed else ranks.together(lambda: None, "while comparing rows")
 
 
 def _means(rows: Sequence[PackedRow], nats: Sequence[Tensor]) -> Tensor:
@@ -247,7 +269,10 @@ def _means(rows: Sequence[PackedRow], nats: Sequence[Tensor]) -> Tensor:
     return torch.stack([run.mean() for run in runs])
 
 
-def _disagreement(found: Tensor, expected: Tensor, precision: torch.dtype) -> str | None:
+def _disagreement(
+    packed: Sequence[PackedRow], packed_nats: Sequence[Tensor], plain: Sequence[PackedRow], plain_nats: Sequence[Tensor], precision: torch.dtype
+) -> str | None:
+    found, expected = _means(packed, packed_nats), _means(plain, plain_nats)
     if not torch.equal(found.isfinite(), expected.isfinite()):
         return "packed and plain scoring disagree on which losses are finite"
     difference = float((found - expected)[found.isfinite()].abs().max()) if found.isfinite().any() else 0.0
@@ -274,16 +299,7 @@ def _table(rows: Sequence[PackedRow], nats: Sequence[Tensor], benchmark: Benchma
     """Every rank's entries put together by question, each there exactly once."""
     items = benchmark.items
     shape = (len(items), max(len(item.candidates) for item in items))
-    # Summed nats, tokens, times scored.
-    sums = np.zeros((3, *shape))
-    if rows:
-        places = torch.cat([row.questions * shape[1] + row.candidates for row in rows]).numpy()
-        np.add.at(sums[0].reshape(-1), places, torch.cat(list(nats)).double().cpu().numpy())
-        np.add.at(sums[1].reshape(-1), places, 1.0)
-        for row in rows:
-            for place in set(zip(row.questions.tolist(), row.candidates.tolist(), strict=True)):
-                sums[2][place] += 1
-    sums = ranks.total(sums)
+    sums = ranks.total(ranks.together(lambda: _sums(rows, nats, shape), "while collecting losses"))
     exists = np.array([[candidate < len(item.candidates) for candidate in range(shape[1])] for item in items])
     wrong = np.argwhere(sums[2] != exists)
     if len(wrong):
@@ -297,3 +313,16 @@ def _table(rows: Sequence[PackedRow], nats: Sequence[Tensor], benchmark: Benchma
         np.where(exists, sums[0], np.nan),
         sums[1].astype(np.int64),
     )
+
+
+def _sums(rows: Sequence[PackedRow], nats: Sequence[Tensor], shape: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """``[3, Q, C]``: summed nats, tokens, and times scored, of this rank's rows."""
+    sums = np.zeros((3, *shape))
+    if rows:
+        places = torch.cat([row.questions * shape[1] + row.candidates for row in rows]).numpy()
+        np.add.at(sums[0].reshape(-1), places, torch.cat(list(nats)).double().cpu().numpy())
+        np.add.at(sums[1].reshape(-1), places, 1.0)
+        for row in rows:
+            for place in set(zip(row.questions.tolist(), row.candidates.tolist(), strict=True)):
+                sums[2][place] += 1
+    return sums

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
+import uuid
 import warnings
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import soundfile
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from s2sbench_callback.items import Audio, recording_digest
-
-_fingerprints: WeakKeyDictionary[nn.Module, tuple[tuple[tuple[str, int, int], ...], str]] = WeakKeyDictionary()
 
 
 def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
@@ -50,19 +47,15 @@ def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
 def module_fingerprint(module: nn.Module) -> str:
     """Hash of a module's parameters and buffers: a front-end that was trained or replaced has another one.
 
-    Hashed once, and again only after something in it was written to. Of a sharded module, call it on all ranks together.
+    Hashed anew each time: writes through ``.data``, as codebooks with moving averages do, leave no other trace. Of a sharded module, call it
+    on all ranks together.
     """
     tensors = sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items())
-    versions = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in tensors)
-    known = _fingerprints.get(module)
-    if known is not None and known[0] == versions:
-        return known[1]
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in tensors:
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
         digest.update(whole.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    _fingerprints[module] = (versions, digest.hexdigest())
     return digest.hexdigest()
 
 
@@ -94,7 +87,11 @@ class AudioTokenCache:
 
     def __contains__(self, audio: Audio) -> bool:
         if audio.digest not in self._codes and self._on_disk and self._path(audio).is_file():
-            self._codes[audio.digest] = torch.from_numpy(np.load(self._path(audio)))
+            try:
+                self._codes[audio.digest] = torch.from_numpy(np.load(self._path(audio)))
+            except (ValueError, EOFError, OSError):
+                # A file that a crash has damaged is one to make again.
+                return False
         return audio.digest in self._codes
 
     def get(self, audio: Audio) -> Tensor:
@@ -108,7 +105,7 @@ class AudioTokenCache:
         if not self._on_disk:
             return
         path = self._path(audio)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as stream:
