@@ -778,3 +778,48 @@ def test_losses_that_are_not_finite_are_named(tmp_path: Path, mini_set: Benchmar
     assert report.metrics["s2sbench/mini/t2t/invalid"] == 1
     assert set(report.normalised) == {"mini/s2t", "mini/t2t"}
     assert set(report.normalised["mini/s2t"]) == {"sum", "per_character", "per_byte"}
+
+
+def test_a_front_end_written_to_behind_torchs_back_is_noticed(tmp_path: Path, mini_set: Benchmark) -> None:
+    class MovingCodebook(MiniTask):
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.model.audio_tokenizer.codebook_0.data.mul_(1.5)
+
+    still, moving = (every(4, mini_set, cache_dir=tmp_path / name) for name in ("still", "moving"))
+    fit(tmp_path / "a", still, enable_checkpointing=False)
+    fit(tmp_path / "b", moving, task=MovingCodebook(TINY), enable_checkpointing=False)
+    assert still.probe.front_end_forwards == len(mini_set.items)
+    assert moving.probe.front_end_forwards == 2 * len(mini_set.items)
+
+
+def test_weights_of_several_kinds_under_autocast(tmp_path: Path, mini_set: Benchmark) -> None:
+    class Mixed(MiniTask):
+        """The language model was loaded in bfloat16, the audio parts are new."""
+
+        def setup(self, stage: str) -> None:
+            super().setup(stage)
+            for part in (self.model.model.layers, self.model.lm_head):
+                part.to(torch.bfloat16)
+
+    probe = every(4, mini_set)
+    fit(tmp_path, probe, task=Mixed(TINY), precision="bf16-mixed", enable_checkpointing=False)
+    assert steps(probe) == [0, 4]
+
+
+def test_a_record_that_cannot_be_read_on_resuming_costs_a_warning(tmp_path: Path, mini_set: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(tmp_path / "run", every(2, mini_set), ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2), max_steps=2)
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(RunRecord, "supersede_after", refused)
+    with pytest.warns(UserWarning, match="cannot be gone on with: .*Permission denied. Training goes on"):
+        trainer = fit(tmp_path / "run", every(2, mini_set), ckpt_path=tmp_path / "step=2.ckpt", enable_checkpointing=False)
+    assert trainer.global_step == 4
+
+
+def test_the_last_probe_says_so_when_the_average_was_copied_in_before_it(tmp_path: Path, mini_set: Benchmark) -> None:
+    probe = every(3, mini_set)
+    fit(tmp_path, EMAWeightAveraging(decay=0.5), probe, enable_checkpointing=False)
+    assert probe.record is not None
+    assert [report.signature["weights"] for report in probe.record.history()] == ["current", "current", "average"]

@@ -174,3 +174,15 @@ def test_a_disk_that_cannot_be_written_to_costs_a_warning(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match="audio tokens are kept in memory alone"):
         cache.put(Audio(Path("a.wav"), "x", 1.0), torch.ones(3, 2))
     assert Audio(Path("a.wav"), "x", 1.0) in cache
+
+
+def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path) -> None:
+    audio = Audio(Path("a.wav"), "x", 1.0)
+    cache = AudioTokenCache(tmp_path)
+    cache.use("v1", on_disk=True)
+    cache.put(audio, torch.ones(3, 2))
+    (file,) = tmp_path.rglob("*.npy")
+    file.write_bytes(b"")
+    later = AudioTokenCache(tmp_path)
+    later.use("v1", on_disk=True)
+    assert audio not in later
