@@ -71,6 +71,8 @@ class S2SBenchCallback(pl.Callback):
         weights: ``current``, or ``average`` for those that Lightning's ``WeightAveraging`` or ``EMAWeightAveraging`` keeps.
         max_questions: Questions per set; a larger set is cut to a fixed subset, the same at every probe.
         max_tokens: Positions in one forward; chosen for the device by default, halved where memory does not suffice.
+        packed: Whether candidates share the computation of their context; ``False`` scores one row a candidate, for a sharded model that
+            cannot read a packed row.
         cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
         dirpath: Folder of the record; by default ``s2sbench`` in the first logger's folder of this run.
         on_error: What a probe that fails does: ``raise`` ends the training, ``skip`` warns, logs ``s2sbench/skipped`` and goes on. By default
@@ -107,6 +109,7 @@ class S2SBenchCallback(pl.Callback):
         weights: Weights = "current",
         max_questions: int | None = None,
         max_tokens: int | None = None,
+        packed: bool = True,
         cache_dir: str | Path | None = None,
         dirpath: str | Path | None = None,
         on_error: Literal["raise", "skip"] | None = None,
@@ -115,7 +118,12 @@ class S2SBenchCallback(pl.Callback):
         if on_error not in (None, "raise", "skip"):
             raise ValueError(f"on_error must be 'raise', 'skip' or None, got {on_error!r}")
         self.probe = Probe(
-            benchmarks if benchmarks is not None else [mini()], CONDITIONS if conditions is None else conditions, max_questions, max_tokens, cache_dir
+            benchmarks if benchmarks is not None else [mini()],
+            CONDITIONS if conditions is None else conditions,
+            max_questions,
+            max_tokens,
+            cache_dir,
+            packed,
         )
         if weights not in get_args(Weights):
             raise ValueError(f"weights must be 'current' or 'average', got {weights!r}")

@@ -39,6 +39,7 @@ class Probe:
         max_questions: Questions per set; a larger set is cut to a fixed subset.
         max_tokens: Positions in one forward; chosen for the device by default.
         cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
+        packed: Whether candidates share the computation of their context.
 
     Attributes:
         front_end_forwards: How often the model's front-end was run on this rank so far, for another rank's sake included.
@@ -54,6 +55,7 @@ class Probe:
         max_questions: int | None = None,
         max_tokens: int | None = None,
         cache_dir: str | Path | None = None,
+        packed: bool = True,
     ) -> None:
         if not benchmarks:
             raise ValueError("benchmarks is empty: name at least one set, for example official('eval_s2t.yaml', name='sStory_s2t')")
@@ -70,6 +72,7 @@ class Probe:
         self.benchmarks = {benchmark.name: _subset(benchmark, max_questions) for benchmark in benchmarks}
         self.conditions = tuple(condition for condition in CONDITIONS if condition in conditions)
         self.max_tokens = max_tokens
+        self.packed = packed
         self._scorer: Scorer | None = None
         self._said_what_is_left_out = False
         self.front_end_forwards = 0
@@ -125,7 +128,7 @@ class Probe:
         """
         questions = self.prepare(adapter, live, ranks, progress)
         if self._scorer is None or self._scorer.adapter is not adapter:
-            self._scorer = Scorer(adapter, self.max_tokens or ranks.minimum(live.token_budget()))
+            self._scorer = Scorer(adapter, self.max_tokens or ranks.minimum(live.token_budget()), self.packed)
         tables: dict[str, dict[Condition, LossTable]] = {}
         total = sum(asked.candidates for asked in questions)
         with tqdm(total=total, desc="S2SBench probe", unit="candidate", leave=False, disable=not progress) as bar:

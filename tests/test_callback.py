@@ -316,6 +316,17 @@ def test_the_signature_says_what_produced_the_figures(tmp_path: Path, mini_set: 
     assert {"prompt", "package", "max_questions"} <= set(signature)
 
 
+def test_plain_scoring_on_request_gives_the_same_losses(tmp_path: Path, mini_set: Benchmark) -> None:
+    packed, plain = every(4, mini_set), every(4, mini_set, packed=False)
+    losses = []
+    for name, probe in (("packed", packed), ("plain", plain)):
+        fit(tmp_path / name, probe, enable_checkpointing=False)
+        assert probe.record is not None
+        assert probe.record.history()[0].signature["scoring"] == name
+        losses.append(probe.record.losses(0)["mini"]["s2t"].losses)
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
+
+
 def test_a_subset_is_the_same_every_time(mini_set: Benchmark) -> None:
     def chosen(number: int) -> list[str]:
         return [item.id for item in S2SBenchCallback([mini_set], max_questions=number).probe.benchmarks["mini"].items]

@@ -78,6 +78,7 @@ def test_every_argument_can_be_written_in_yaml(adapter: dict[str, Any], tmp_path
         "at_end": False,
         "max_questions": 4,
         "max_tokens": 100,
+        "packed": False,
         "cache_dir": str(tmp_path / "codes"),
         "dirpath": str(tmp_path / "record"),
         "on_error": "skip",
