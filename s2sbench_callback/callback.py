@@ -137,7 +137,6 @@ class S2SBenchCallback(pl.Callback):
         self.on_error = on_error
         self._reference = Reference(Path(reference) if reference is not None else None)
         self._dirpath = Path(dirpath) if dirpath is not None else None
-        self._publisher = Publisher(self.probe.benchmarks)
         self._trainer: pl.Trainer | None = None
         self._start_anew()
 
@@ -286,7 +285,7 @@ class S2SBenchCallback(pl.Callback):
         self._probe_seconds += seconds
         report = self._report(trainer, adapter, tables, seconds, self._probe_seconds / elapsed if trainer.global_step else 0.0)
         self._publisher.show(trainer, report, tables)
-        self._tell_cost(report, began - self._last_ended if trainer.global_step and self._last_ended else 0.0)
+        self._tell_cost(report, began - self._last_ended if trainer.global_step else 0.0)
         self._last_ended = time.monotonic()
 
     def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:

@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run. Every method but :meth:`share` is called by all ranks together, or by none.
+    """The processes of a run. Every method is called by all ranks together, or by none.
 
     Attributes:
         rank: This process.

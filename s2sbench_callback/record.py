@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -53,20 +55,15 @@ class RunRecord:
                 arrays[f"{name}/answers"] = table.answers
                 arrays[f"{name}/{condition}/nats"] = table.nats
                 arrays[f"{name}/{condition}/tokens"] = table.tokens
-        temporary = path.with_name(f".{path.name}.partial")
-        with temporary.open("wb") as stream:
+        with _whole(path) as stream:
             np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
         _write(self.probes_path, [*self.history(), report])
 
     def write_panels(self, png: bytes) -> None:
         """Writes the pictures so far."""
-        temporary = self.dirpath / ".panels.png.partial"
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(png)
-        temporary.replace(self.dirpath / "panels.png")
+        with _whole(self.dirpath / "panels.png") as stream:
+            stream.write(png)
 
     def losses(self, step: int) -> dict[str, dict[Condition, LossTable]]:
         """The tables of one probe, by set and condition.
@@ -132,9 +129,16 @@ def _read(path: Path) -> list[ProbeReport]:
 
 
 def _write(path: Path, reports: Iterable[ProbeReport]) -> None:
+    with _whole(path) as stream:
+        stream.writelines(f"{report.to_json()}\n".encode() for report in reports)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its place only once all of it is on disk."""
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.writelines(f"{report.to_json()}\n" for report in reports)
+    with temporary.open("wb") as stream:
+        yield stream
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)

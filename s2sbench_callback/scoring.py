@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -259,8 +258,7 @@ class Scorer:
             raise
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             return f"the model cannot read a packed row ({type(error).__name__}: {error})"
-        agreement = partial(_disagreement, packed, found, plain, expected, self._precision)
-        return ranks.together(agreement, "while comparing rows") if packed else ranks.together(lambda: None, "while comparing rows")
+        return ranks.together(lambda: _disagreement(packed, found, plain, expected, self._precision) if packed else None, "while comparing rows")
 
 
 def _means(rows: Sequence[PackedRow], nats: Sequence[Tensor]) -> Tensor:
