@@ -2,8 +2,24 @@
 
 from s2sbench_callback.benchmarks import mini, official
 from s2sbench_callback.callback import S2SBenchCallback
+from s2sbench_callback.guard import Guard
 from s2sbench_callback.items import Benchmark, Item
+from s2sbench_callback.plateau import Plateau
 from s2sbench_callback.report import ProbeReport
-from s2sbench_callback.stages import Stage, StageUnfreeze, single_stage, two_stage
+from s2sbench_callback.stages import Stage, StageUnfreeze, dry_run, single_stage, two_stage
 
-__all__ = ["Benchmark", "Item", "ProbeReport", "S2SBenchCallback", "Stage", "StageUnfreeze", "mini", "official", "single_stage", "two_stage"]
+__all__ = [
+    "Benchmark",
+    "Guard",
+    "Item",
+    "Plateau",
+    "ProbeReport",
+    "S2SBenchCallback",
+    "Stage",
+    "StageUnfreeze",
+    "dry_run",
+    "mini",
+    "official",
+    "single_stage",
+    "two_stage",
+]

@@ -20,6 +20,7 @@ from s2sbench_callback.adapters import Adapter, find_adapter, find_language_mode
 from s2sbench_callback.adapters.find import Locator
 from s2sbench_callback.averaged_weights import Weights, averaging_callback, ends_on_average, probed_weights
 from s2sbench_callback.benchmarks import mini
+from s2sbench_callback.decisions import Probed
 from s2sbench_callback.isolation import isolated
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.lightning_run import (
@@ -27,10 +28,10 @@ from s2sbench_callback.lightning_run import (
     default_dirpath,
     end_launched,
     is_fast_dev_run,
+    judge_of,
     redirection,
     refusal,
     shows_progress,
-    stage_number,
 )
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.probe import Probe
@@ -335,9 +336,11 @@ class S2SBenchCallback(pl.Callback):
             "weights": "average" if self._holds_average else self.weights,
             "max_questions": self.max_questions,
         }
-        return build_report(
-            self.probe.benchmarks, tables, self._reference.tables(), trainer.global_step, stage_number(trainer), run_metrics, signature
-        )
+        judge = judge_of(trainer)
+        reference = self._reference.tables()
+        tie_rules = {name: benchmark.tie_rule for name, benchmark in self.probe.benchmarks.items()}
+        verdict = judge.judge(Probed(trainer.global_step, tables, reference, tie_rules), self) if judge else None
+        return build_report(self.probe.benchmarks, tables, reference, trainer.global_step, verdict, run_metrics, signature)
 
     def _tell_cost(self, report: ProbeReport, training_seconds: float) -> None:
         """Once, as soon as there is training between two probes to hold it against."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
+from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from s2sbench_callback.callback import S2SBenchCallback
+from s2sbench_callback.plateau import Plateau
+from s2sbench_callback.record import RunRecord
 from s2sbench_callback.stages import StageUnfreeze
+from s2sbench_callback.stages.replay import replay, replay_table
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,10 +27,50 @@ def main(arguments: list[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="s2sbench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("encode", add_help=False, help="fill the audio-token cache of a training config beforehand, resumably, on its devices")
+    helps = {
+        "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
+        "stages": "print what the stages of a training config would train, and at which rates",
+        "decide": "replay the decision on a stage over a recorded run, with other settings",
+    }
+    for name, text in helps.items():
+        commands.add_parser(name, add_help=False, help=text)
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    assert chosen.command == "encode"
-    encode(rest)
+    {"encode": encode, "stages": stages, "decide": decide}[chosen.command](rest)
+
+
+def stages(arguments: list[str]) -> None:
+    """Sets a training up as far as its first step, prints the plan of its stages and stops.
+
+    Args:
+        arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
+    """
+    cli = _training(arguments)
+    unfreezers = [callback for callback in cast(Any, cli.trainer).callbacks if isinstance(callback, StageUnfreeze)]
+    if not unfreezers:
+        raise SystemExit("the config has no StageUnfreeze, so there are no stages to print")
+    _stop_before_the_first_step(cli, [_Stop()])
+    if cli.trainer.is_global_zero:
+        print("\n\n".join(unfreezer.table for unfreezer in unfreezers))
+
+
+def decide(arguments: list[str]) -> None:
+    """Says when a stage would have ended under other settings of its rule.
+
+    Args:
+        arguments: The record's folder, the stage's number, and the settings of :class:`Plateau`.
+    """
+    parser = ArgumentParser(prog="s2sbench decide", description="Replays the decision on a stage over a recorded run, with other settings.")
+    parser.add_argument("record", type=Path, help="folder that holds probes.jsonl and losses/")
+    parser.add_argument("--stage", type=int, default=1, help="number of the stage, from 1")
+    parser.add_class_arguments(Plateau)
+    chosen = parser.parse_args(arguments)
+    settings = {field.name: chosen[field.name] for field in fields(Plateau)}
+    record = RunRecord(chosen.record)
+    try:
+        decisions = replay(record, Plateau(**settings), chosen.stage)
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(f"s2sbench decide: {error}") from error
+    print(replay_table(record, decisions, chosen.stage))
 
 
 def encode(arguments: list[str]) -> None:
@@ -33,7 +79,21 @@ def encode(arguments: list[str]) -> None:
     Args:
         arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
     """
-    cli = LightningCLI(
+    cli = _training(arguments)
+    callbacks = cast(Any, cli.trainer).callbacks
+    probes = [callback for callback in callbacks if isinstance(callback, S2SBenchCallback)]
+    if not probes:
+        raise SystemExit("the config has no S2SBenchCallback, so there is nothing to encode")
+    bar = cli.trainer.progress_bar_callback
+    encoders: list[pl.Callback] = [_EncodeOnly(probe) for probe in probes]
+    _stop_before_the_first_step(cli, [*encoders, *([bar] if bar else [])])
+    for probe in probes if cli.trainer.is_global_zero else []:
+        shared = f" on each of {cli.trainer.world_size} ranks" if cli.trainer.world_size > 1 else ""
+        print(f"{probe.probe.front_end_forwards} recordings tokenised{shared} for {', '.join(probe.probe.benchmarks)}; the rest was in the cache")
+
+
+def _training(arguments: list[str]) -> LightningCLI:
+    return LightningCLI(
         pl.LightningModule,
         pl.LightningDataModule,
         subclass_mode_model=True,
@@ -43,21 +103,31 @@ def encode(arguments: list[str]) -> None:
         args=arguments,
         run=False,
     )
-    callbacks = cast(Any, cli.trainer).callbacks
-    probes = [callback for callback in callbacks if isinstance(callback, S2SBenchCallback)]
-    if not probes:
-        raise SystemExit("the config has no S2SBenchCallback, so there is nothing to encode")
-    bar = cli.trainer.progress_bar_callback
-    encoders: list[pl.Callback] = [_EncodeOnly(probe) for probe in probes]
-    # Stages stay: they say whether the front-end is frozen, and only then its codes are worth keeping.
-    stages = [callback for callback in callbacks if isinstance(callback, StageUnfreeze)]
-    cast(Any, cli.trainer).callbacks = [*stages, *encoders, *([bar] if bar else [])]
+
+
+def _stop_before_the_first_step(cli: LightningCLI, callbacks: list[pl.Callback]) -> None:
+    """Runs a training that callbacks stop once everything is set up, without loggers, checkpoints and records.
+
+    Stages stay: they say whether the front-end is frozen, and only then its codes are worth keeping. So do the probes that they decide from.
+    """
+    trainer: Any = cli.trainer
+    probes = [callback for callback in trainer.callbacks if isinstance(callback, S2SBenchCallback)]
+    for probe in probes:
+        probe.at_start = probe.at_end = False
+    trainer.callbacks = [*(callback for callback in trainer.callbacks if isinstance(callback, StageUnfreeze)), *probes, *callbacks]
+    # What keeps a probe from opening its record.
+    trainer.fast_dev_run = True
     cli.trainer.fit_loop.min_epochs = cli.trainer.fit_loop.epoch_loop.min_steps = None
     cast(Any, cli.trainer).loggers = []
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-    for probe in probes if cli.trainer.is_global_zero else []:
-        shared = f" on each of {cli.trainer.world_size} ranks" if cli.trainer.world_size > 1 else ""
-        print(f"{probe.probe.front_end_forwards} recordings tokenised{shared} for {', '.join(probe.probe.benchmarks)}; the rest was in the cache")
+
+
+class _Stop(pl.Callback):
+    """Ends the run before its first step."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Once everything is set up."""
+        trainer.should_stop = True
 
 
 class _EncodeOnly(pl.Callback):

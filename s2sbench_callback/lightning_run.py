@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor
 
+from s2sbench_callback.decisions import Judge
 from s2sbench_callback.live_model import Redirection
 from s2sbench_callback.report import PREFIX
 from s2sbench_callback.schedule import CheckpointTrigger
@@ -95,10 +97,45 @@ def default_dirpath(trainer: pl.Trainer, callback: pl.Callback) -> Path:
     return folder
 
 
-def stage_number(trainer: pl.Trainer) -> int | None:
-    """The stage of the first callback that counts stages, where there is one."""
-    numbers = (getattr(callback, "stage_number", None) for callback in cast(Any, trainer).callbacks)
-    return next((number for number in numbers if number is not None), None)
+def before_sharded_load(trainer: pl.Trainer, state_key: str, action: Callable[[dict[str, Any]], object]) -> Callable[[], object]:
+    """Runs an action with a callback's saved state right before Lightning loads a checkpoint through a strategy that shards.
+
+    These strategies load the optimizer's state along with the weights, before any callback is told of the checkpoint, and torch gives a state
+    back only to what requires gradients then. No hook comes between, so the strategy's method is replaced for the one call.
+
+    Args:
+        trainer: Its strategy has set everything up.
+        state_key: The callback's.
+        action: Called only if the checkpoint holds a state of that callback.
+
+    Returns:
+        Puts the strategy's own method back, for a run that loads nothing.
+    """
+    strategy = trainer.strategy
+    if not strategy.restore_checkpoint_after_setup:
+        return lambda: None
+    load = strategy.load_checkpoint
+
+    def peek_and_load(checkpoint_path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+        put_back()
+        path = Path(checkpoint_path)
+        # A folder is a sharded checkpoint, beside whose shards Lightning keeps everything else.
+        file = path / "meta.pt" if path.is_dir() else path
+        saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False).get("callbacks", {}).get(state_key)
+        if saved:
+            action(saved)
+        return load(checkpoint_path, *arguments, **options)
+
+    def put_back() -> None:
+        strategy.__dict__.pop("load_checkpoint", None)
+
+    strategy.__dict__["load_checkpoint"] = peek_and_load
+    return put_back
+
+
+def judge_of(trainer: pl.Trainer) -> Judge | None:
+    """The first callback that judges probes, where there is one."""
+    return next((callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Judge)), None)
 
 
 def shows_progress(trainer: pl.Trainer) -> bool:

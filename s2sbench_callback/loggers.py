@@ -67,6 +67,22 @@ def send_skipped(logger: Any, skipped: int, step: int) -> None:
     logger.save()
 
 
+def send_words(logger: Any, title: str, words: str, step: int) -> None:
+    """Tells a logger something that calls for a person: an alert in W&B, a text in TensorBoard, nothing where neither is known.
+
+    Args:
+        logger: A Lightning logger of either namespace.
+        title: A few words.
+        words: What there is to say.
+        step: Optimizer steps done.
+    """
+    kinds = {kind.__name__ for kind in type(logger).__mro__}
+    if "WandbLogger" in kinds:
+        logger.experiment.alert(title=f"S2SBench: {title}", text=words)
+    elif "TensorBoardLogger" in kinds:
+        logger.experiment.add_text(f"{PREFIX}/stages", f"**{title}**: {words}", step)
+
+
 def changed_sides(benchmark: Benchmark, condition: Condition, before: Tables | None, now: Tables, step: int) -> list[tuple[str | int | float, ...]]:
     """Questions that were right at the probe before and are wrong now, or the other way round.
 
@@ -120,6 +136,9 @@ def tensorboard_layout(report: ProbeReport) -> dict[str, dict[str, list[Any]]]:
         for c in conditions:
             key = f"{PREFIX}/{name}/{c}/accuracy"
             charts[f"{name}: accuracy with interval, {CONDITION_NAMES[c]}"] = ["Margin", [key, f"{key}_low", f"{key}_high"]]
+    if report.verdict and report.verdict.decision:
+        key = f"{PREFIX}/decision/gain"
+        charts["improvement per 1,000 steps, with the interval it is decided from"] = ["Margin", [key, f"{key}_low", f"{key}_high"]]
     return {"S2SBench": charts}
 
 
@@ -128,6 +147,9 @@ def _show_tensorboard(logger: Any, showing: Showing) -> None:
     if showing.first:
         writer.add_custom_scalars(tensorboard_layout(showing.report))
     writer.add_image(f"{PREFIX}/panels", showing.picture, showing.report.step, dataformats="HWC")
+    verdict = showing.report.verdict
+    if verdict and verdict.decision:
+        writer.add_text(f"{PREFIX}/decision", verdict.decision.reason, showing.report.step)
 
 
 def _send_wandb(logger: Any, showing: Showing) -> None:

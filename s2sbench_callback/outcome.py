@@ -13,7 +13,7 @@ _FIGURES = ("accuracy", "positive_loss", "negative_loss", "positive_minus_negati
 
 
 def outcome(record: RunRecord, log_dirs: Sequence[str] = ()) -> str:
-    """A table of the first probe, the last of each stage and the last, and the places to look at.
+    """A table of the first probe, the last of each stage and the last, why each stage began, and the places to look at.
 
     Args:
         record: The run's record.
@@ -35,6 +35,8 @@ def outcome(record: RunRecord, log_dirs: Sequence[str] = ()) -> str:
         rows += [(label, key) for label, key in across if f"{PREFIX}/{key}" in history[-1].metrics]
         lines.append(f"{name:<28}" + "".join(f"{_heading(by_step[step]):>24}" for step in shown))
         lines += [f"{label:<28}" + "".join(f"{_cell(by_step[step], key):>24}" for step in shown) for label, key in rows]
+    verdicts = {report.verdict.stage: report.verdict for report in history if report.verdict}
+    lines += [f"stage {stage}   from step {verdict.stage_since}: {verdict.entered}" for stage, verdict in sorted(verdicts.items()) if verdict.entered]
     lines += ["", f"record    {record.probes_path}", f"pictures  {record.dirpath / 'panels.png'}"]
     lines += [f"log       {folder}" for folder in log_dirs]
     lines += [f"look      tensorboard --logdir {log_dirs[0]}  (tab 'Custom Scalars')"] if log_dirs else []

@@ -20,6 +20,7 @@ from s2sbench_callback.cache import cache_folder
 from s2sbench_callback.items import Audio, Benchmark, Item
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.metrics import refuse_if_mostly_invalid
+from s2sbench_callback.parameter_names import named_parameters
 from s2sbench_callback.prompts import CONDITIONS, PROMPT_VERSION, Condition
 from s2sbench_callback.ranks import Ranks, end_the_job, share
 from s2sbench_callback.scoring import LossTable, Questions, Scorer, encode
@@ -250,8 +251,8 @@ def _audio_fingerprint(adapter: Adapter, model: nn.Module) -> str:
 
 def _learns_to_hear(adapter: Adapter, model: nn.Module) -> bool:
     """Whether the front-end is being trained, so that its codes are of no use after this probe."""
-    prefixes = adapter.roles(model).get("frontend", ())
-    return any(parameter.requires_grad for name, parameter in model.named_parameters() if name.startswith(tuple(prefixes)) and prefixes)
+    prefixes = tuple(entry for entry in adapter.roles(model).get("frontend", ()) if isinstance(entry, str))
+    return any(parameter.requires_grad for name, parameter in named_parameters(model).items() if name.startswith(prefixes))
 
 
 def _subset(benchmark: Benchmark, max_questions: int | None) -> Benchmark:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from s2sbench_callback.items import Benchmark
-from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped
+from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped, send_words
 from s2sbench_callback.metrics import invalid_items
 from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
 from s2sbench_callback.prompts import CONDITIONS
@@ -71,8 +71,8 @@ class Publisher:
         if trainer.is_global_zero:
             self._history.append(report)
             if self.record:
-                self._try("write the record", partial(self.record.append, report, tables))
-            self._try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
+                _try("write the record", partial(self.record.append, report, tables))
+            _try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
         self._previous = tables
         self._is_first = False
 
@@ -87,12 +87,12 @@ class Publisher:
         self._published |= {f"{PREFIX}/skipped": float(skipped)}
         self.publish(trainer)
         for logger in trainer.loggers if trainer.is_global_zero else []:
-            self._try(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, skipped, trainer.global_step))
+            _try(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, skipped, trainer.global_step))
 
     def _show_in_pictures(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
         figure = panels(self._history)
         if self.record:
-            self._try("write the panels", partial(self.record.write_panels, png(figure)))
+            _try("write the panels", partial(self.record.write_panels, png(figure)))
         changed = [
             row
             for benchmark in self._benchmarks.values()
@@ -101,13 +101,26 @@ class Publisher:
         ]
         showing = Showing(report, pixels(figure), changed, first=self._is_first)
         for logger in trainer.loggers:
-            self._try(f"send the figures to {type(logger).__name__}", partial(send, logger, showing))
+            _try(f"send the figures to {type(logger).__name__}", partial(send, logger, showing))
 
-    def _try(self, what: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:
-            rank_zero_warn(f"The S2SBench probe could not {what}: {type(error).__name__}: {error}. Training goes on.")
+
+def tell_loggers(trainer: pl.Trainer, title: str, words: str) -> None:
+    """Tells every logger something that calls for a person, from rank 0.
+
+    Args:
+        trainer: Holds the loggers.
+        title: A few words.
+        words: What there is to say.
+    """
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        _try(f"tell {type(logger).__name__} of it", partial(send_words, logger, title, words, trainer.global_step))
+
+
+def _try(what: str, action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception as error:
+        rank_zero_warn(f"S2SBench could not {what}: {type(error).__name__}: {error}. Training goes on.")
 
 
 def _name_the_invalid(tables: Tables) -> None:
@@ -132,4 +145,7 @@ def _summary(report: ProbeReport) -> str:
             if f"{PREFIX}/{name}/{figure}" in report.metrics:
                 parts.append(f"{figure.replace('_', ' ')} {report.figure(name, None, figure).value:+.3f}")
         lines.append(" | ".join(parts))
+    if report.verdict and report.verdict.decision:
+        decision = report.verdict.decision
+        lines.append(f"S2SBench step {report.step} | stage {report.stage} {'ends' if decision.advance else 'goes on'}: {decision.reason}")
     return "\n".join(lines)

@@ -63,12 +63,12 @@ class Reference:
 
     def state(self) -> dict[str, Any]:
         """Plain data that ``torch.load(weights_only=True)`` accepts; nothing if the reference is another run's."""
-        return {} if self.is_given else {name: {"fingerprint": held.fingerprint, **_to_state(held.table)} for name, held in self._held.items()}
+        return {} if self.is_given else {name: {"fingerprint": held.fingerprint, **table_state(held.table)} for name, held in self._held.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on with what :meth:`state` gave."""
         if not self.is_given:
-            self._held = {name: _Held(kept["fingerprint"], _from_state(kept)) for name, kept in state.items()}
+            self._held = {name: _Held(kept["fingerprint"], table_from_state(kept)) for name, kept in state.items()}
 
 
 def _read(dirpath: Path) -> dict[str, _Held]:
@@ -81,10 +81,12 @@ def _read(dirpath: Path) -> dict[str, _Held]:
     return {name: _Held(sets[name]["fingerprint"], tables[name]["t2t"]) for name in tables if "t2t" in tables[name]}
 
 
-def _to_state(table: LossTable) -> dict[str, Any]:
+def table_state(table: LossTable) -> dict[str, Any]:
+    """Losses as plain data that ``torch.load(weights_only=True)`` accepts."""
     arrays = {name: torch.from_numpy(getattr(table, name).copy()) for name in _ARRAYS}
     return {"item_ids": list(table.item_ids), "groups": list(table.groups), **arrays}
 
 
-def _from_state(state: Mapping[str, Any]) -> LossTable:
+def table_from_state(state: Mapping[str, Any]) -> LossTable:
+    """Losses from what :func:`table_state` gave."""
     return LossTable(tuple(state["item_ids"]), tuple(state["groups"]), **{name: state[name].cpu().numpy() for name in _ARRAYS})

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from s2sbench_callback.decisions import Verdict
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures, normalised_accuracies
 from s2sbench_callback.prompts import CONDITIONS, Condition
@@ -32,6 +33,7 @@ class ProbeReport:
         metrics: Every figure under its key, intervals under ``<key>_low`` and ``<key>_high``.
         signature: Everything that can change a figure besides the model's weights.
         normalised: Accuracy by other normalisations, below ``<set>/<condition>``; in the report alone, never logged.
+        verdict: What the stages say to it, where the run has stages.
     """
 
     step: int
@@ -40,6 +42,7 @@ class ProbeReport:
     metrics: Mapping[str, float]
     signature: Mapping[str, Any] = field(default_factory=dict)
     normalised: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    verdict: Verdict | None = None
 
     def figure(self, name: str, condition: Condition | None, figure: str) -> Estimate:
         """A figure with its interval.
@@ -59,6 +62,7 @@ class ProbeReport:
         """One line; NaN becomes null."""
         content = asdict(self)
         content["metrics"] = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        content["verdict"] = self.verdict.to_state() if self.verdict else None
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -72,6 +76,7 @@ class ProbeReport:
             content = json.loads(line)
             content["sets"] = {name: tuple(conditions) for name, conditions in content["sets"].items()}
             content["metrics"] = {key: math.nan if value is None else float(value) for key, value in content["metrics"].items()}
+            content["verdict"] = Verdict.from_state(content["verdict"]) if content.get("verdict") else None
             return cls(**content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the report of a probe: {error!r} in {line[:80]!r}") from error
@@ -104,7 +109,7 @@ def build_report(
     tables: Tables,
     reference: Mapping[str, LossTable],
     step: int,
-    stage: int | None,
+    verdict: Verdict | None,
     run_metrics: Mapping[str, float],
     signature: Mapping[str, Any],
 ) -> ProbeReport:
@@ -115,7 +120,7 @@ def build_report(
         tables: Losses by set and condition.
         reference: T→T losses to hold against, by set.
         step: Optimizer steps done.
-        stage: Number of the training stage from 1, where there are stages.
+        verdict: What the stages say to the probe, where there are stages.
         run_metrics: Figures of the run itself (``seconds``, ``share_of_training``, ...), without prefix.
         signature: What produced the figures.
     """
@@ -136,8 +141,8 @@ def build_report(
             else:
                 metrics[full] = float(figure)
     metrics[f"{PREFIX}/step"] = float(step)
-    if stage is not None:
-        metrics[f"{PREFIX}/stage"] = float(stage)
+    if verdict is not None:
+        metrics.update({f"{PREFIX}/{key}": value for key, value in verdict.metrics().items()})
     metrics.update({f"{PREFIX}/{key}": value for key, value in run_metrics.items()})
     sets = {name: tuple(condition for condition in CONDITIONS if condition in tables[name]) for name in tables}
     normalised = {
@@ -145,4 +150,4 @@ def build_report(
         for name, by_condition in tables.items()
         for condition, table in by_condition.items()
     }
-    return ProbeReport(step, stage, sets, metrics, signature, normalised)
+    return ProbeReport(step, verdict.stage if verdict else None, sets, metrics, signature, normalised, verdict)

@@ -14,6 +14,24 @@ Role = Literal["audio_embedding", "audio_head", "lm_embedding", "lm_head", "lm_b
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Some rows of a matrix that text and audio share.
+
+    Attributes:
+        parameter: Name of the matrix among the parameters.
+        start: First row.
+        stop: Row after the last.
+    """
+
+    parameter: str
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.parameter}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True)
 class Row:
     """Several sequences side by side in one forward.
 
@@ -102,8 +120,8 @@ class Adapter(Protocol):
         """Text logits ``[A, V]`` at ``row.sources``, in one forward, in the model's own precision."""
         ...
 
-    def roles(self, model: nn.Module) -> Mapping[Role, tuple[str, ...]]:
-        """Prefixes of parameter names by role; together they cover every parameter of the model exactly once."""
+    def roles(self, model: nn.Module) -> Mapping[Role, tuple[str | Rows, ...]]:
+        """Prefixes of parameter names, or rows of a parameter, by role; together they cover every parameter of the model exactly once."""
         ...
 
     def signature(self) -> Mapping[str, str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from s2sbench_callback.adapters import Adapter
 from s2sbench_callback.cache import cache_folder
@@ -18,14 +20,12 @@ from s2sbench_callback.mini_world.pretraining import Pretraining, build_model, l
 class MiniTask(pl.LightningModule):
     """Trains the small speech LM on speech and text.
 
-    Each optimizer group warms up from its own first step with a gradient, so that a language model that is unfrozen late is not thrown off
-    by its first updates; all rates fall along a cosine over the second half of the run.
+    All rates fall along a cosine over the second half of the run. Where they rise from 0 is for the stages to say.
 
     Args:
         pretraining: How the text LLM that the training starts from is made.
         audio_learning_rate: Highest rate of audio embedding and audio head.
         lm_learning_rate: Highest rate of everything else.
-        warm_up_steps: Steps from 0 to the highest rate.
         audio_loss_weight: Weight of the loss on audio tokens against that on text.
         cache_dir: Where speech and text LLM are kept; by default the user's cache folder.
     """
@@ -35,7 +35,6 @@ class MiniTask(pl.LightningModule):
         pretraining: Pretraining = Pretraining(),  # noqa: B008  # frozen
         audio_learning_rate: float = 5e-3,
         lm_learning_rate: float = 1e-3,
-        warm_up_steps: int = 30,
         audio_loss_weight: float = 0.15,
         cache_dir: str | Path | None = None,
     ) -> None:
@@ -43,7 +42,6 @@ class MiniTask(pl.LightningModule):
         self.pretraining = pretraining
         self.audio_learning_rate = audio_learning_rate
         self.lm_learning_rate = lm_learning_rate
-        self.warm_up_steps = warm_up_steps
         self.audio_loss_weight = audio_loss_weight
         self.cache_folder = cache_folder(cache_dir)
         self.model = build_model(pretraining)
@@ -67,23 +65,17 @@ class MiniTask(pl.LightningModule):
         self.log_dict({"train/text_loss": text, "train/audio_loss": audio})
         return text + self.audio_loss_weight * audio
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over two groups, which count their own steps; the counts are saved with the optimizer."""
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW over two groups, and the cosine."""
         audio: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
             (audio if name.startswith(("model.audio_embed_layers.", "audio_head.")) else rest).append(parameter)
-        groups = [
-            {"params": audio, "highest_lr": self.audio_learning_rate, "trained_steps": 0},
-            {"params": rest, "highest_lr": self.lm_learning_rate, "trained_steps": 0},
-        ]
-        return torch.optim.AdamW(groups, lr=self.lm_learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        groups = [{"params": audio, "lr": self.audio_learning_rate}, {"params": rest, "lr": self.lm_learning_rate}]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, self._fall), "interval": "step"}}
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sets each group's rate for this step."""
+    def _fall(self, step: int) -> float:
         planned = self.trainer.max_steps
-        done = self.trainer.global_step / planned if planned > 0 else 0.0
-        fall = 0.525 + 0.475 * math.cos(math.pi * max(0.0, 2 * done - 1))
-        for group in optimizer.param_groups:
-            group["trained_steps"] += any(parameter.grad is not None for parameter in group["params"])
-            group["lr"] = group["highest_lr"] * min(1.0, group["trained_steps"] / self.warm_up_steps) * fall
+        done = step / planned if planned > 0 else 0.0
+        return 0.525 + 0.475 * math.cos(math.pi * min(1.0, max(0.0, 2 * done - 1)))

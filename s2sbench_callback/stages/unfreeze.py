@@ -1,0 +1,395 @@
+"""The callback that changes stages: hooks only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import numpy as np
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch.optim import Optimizer
+
+from s2sbench_callback.adapters import Adapter
+from s2sbench_callback.adapters.find import Locator
+from s2sbench_callback.callback import S2SBenchCallback
+from s2sbench_callback.decisions import Decision, Probed, Verdict
+from s2sbench_callback.guard import Guard
+from s2sbench_callback.lightning_run import before_sharded_load
+from s2sbench_callback.plateau import Plateau
+from s2sbench_callback.publishing import tell_loggers
+from s2sbench_callback.ranks import Ranks
+from s2sbench_callback.stages.by_hand import Operator
+from s2sbench_callback.stages.history import RuleHistory
+from s2sbench_callback.stages.stage import Stage
+from s2sbench_callback.stages.strategies import stage_refusal
+from s2sbench_callback.stages.switch import Switch
+from s2sbench_callback.stages.tokens import count_tokens as count_tokens_of
+from s2sbench_callback.stages.watch import GuardWatch
+
+
+class StageUnfreeze(pl.Callback):
+    """Trains a speech LM in stages, and decides from the probe when the next one begins.
+
+    Example::
+
+        from s2sbench_callback import Guard, Plateau, S2SBenchCallback, StageUnfreeze, two_stage
+
+        stages = two_stage(until=Plateau(min_gain=0.01, patience=3, max_steps=50_000), lr=1e-4, lm_lr=1e-5, warm_up_steps=500)
+        trainer = Trainer(callbacks=[S2SBenchCallback(every_n_train_steps=1000), StageUnfreeze(stages, guard=Guard("lower_lr"))])
+
+    A change of stage takes place between two optimizer steps, also in the middle of an epoch, on all ranks at once. A probe at the step of a change
+    still belongs to the stage that ends there. Parameters that learn in no stage need no optimizer; those that the optimizer does not have are added
+    at the start, if their stage names a learning rate.
+
+    Args:
+        stages: In order; all but the last say what ends them.
+        adapter: Names the roles; found from the model's class by default.
+        locator: Where the language model is in the LightningModule.
+        mode: ``apply``, or ``advise``: nothing is frozen or changed, the first stage's rule is followed and its decision logged and sent as an alert.
+        guard: What to do when T→T falls below its reference.
+        count_tokens: Tokens in a batch, for stages that end by ``tokens``; by default those of its ``attention_mask`` or ``input_ids``.
+        advance_file: A file that, once touched, begins the next stage, and is removed; by default ``advance`` in the folder of the probe's record,
+            else ``advance_stage`` in the trainer's root.
+        advance_signal: A signal that does the same when sent to any rank, for example ``SIGUSR2``.
+        check_every_n_steps: Optimizer steps between looks at tokens, file and signal, each of which is one small reduction over the ranks.
+
+    Metrics logged: by the probe, below ``s2sbench/``: ``stage``; where a rule decides ``decision/gain`` (improvement per 1,000 steps, higher is
+    better), ``decision/gain_low``, ``decision/gain_high`` (its interval), ``decision/min_gain``, ``decision/advance`` (0 or 1).
+
+    State saved: stage, the step and reason it began with, tokens, the rule's figure by question at each probe of the stage, the guard's memory. No
+    configuration. Learning rates and momentum are the optimizer's own state.
+
+    Hooks used: ``setup``, ``on_fit_start``, ``on_train_start``, ``on_train_batch_start``, ``on_train_batch_end``, ``on_train_epoch_start``,
+    ``on_validation_end``, ``on_before_optimizer_step``, ``on_load_checkpoint``, ``teardown``.
+
+    Cost: a walk over the parameters, and under DDP a new wrapper, at each change; one reduction of two numbers every ``check_every_n_steps``; where
+    rows of a matrix are frozen, a copy of them at each step.
+
+    Raises:
+        ValueError: If a setting is out of range.
+        MisconfigurationException: At setup, if the strategy cannot change stages, or a rule has no probe to decide from.
+    """
+
+    def __init__(
+        self,
+        stages: list[Stage],
+        adapter: Adapter | None = None,
+        locator: Locator | None = None,
+        mode: Literal["apply", "advise"] = "apply",
+        guard: Guard | None = None,
+        count_tokens: Callable[[Any], int] | None = None,
+        advance_file: str | Path | None = None,
+        advance_signal: str | None = None,
+        check_every_n_steps: int = 10,
+    ) -> None:
+        super().__init__()
+        _refuse(stages, mode, check_every_n_steps)
+        self.stages = list(stages)
+        self.adapter = adapter
+        self.locator = locator
+        self.mode = mode
+        self.guard = guard
+        self.count_tokens = count_tokens or count_tokens_of
+        self.advance_file = Path(advance_file) if advance_file is not None else None
+        self.check_every_n_steps = check_every_n_steps
+        self._operator = Operator(advance_signal)
+        self._trainer: pl.Trainer | None = None
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._switch: Switch | None = None
+        self._probe: S2SBenchCallback | None = None
+        # The step at which each stage so far began, and why.
+        self._begun: list[tuple[int, str | None]] = [(0, None)]
+        self._due: str | None = None
+        self._advised: int | None = None
+        self._tokens = self._tokens_at_start = self._tokens_here = 0
+        self._between_steps = True
+        self._last_step = 0
+        self._stop_waiting: Callable[[], object] = lambda: None
+        self._watch = GuardWatch(self.guard) if self.guard else None
+        self._histories = [RuleHistory(stage.until) if isinstance(stage.until, Plateau) else None for stage in self.stages]
+
+    @property
+    def stage_number(self) -> int:
+        """The stage that is being trained, from 1."""
+        return len(self._begun)
+
+    @property
+    def _index(self) -> int:
+        return len(self._begun) - 1
+
+    @property
+    def _since(self) -> int:
+        return self._begun[-1][0]
+
+    @property
+    def table(self) -> str:
+        """The plan of the stages, once the model is known: stage, end, parts, counts and learning rates."""
+        return self._switch.table() if self._switch else ""
+
+    # Hooks
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuses what cannot be done, and freezes for the first stage before the strategy wraps the model."""
+        if stage != "fit":
+            return
+        if self._trainer is not trainer or trainer.global_step == 0:
+            self._start_anew()
+        self._trainer = trainer
+        reason = stage_refusal(trainer) if self.mode == "apply" else None
+        if reason:
+            raise MisconfigurationException(f"StageUnfreeze cannot change stages here: {reason}")
+        self._probe = _probe_to_follow(trainer, self.stages, self.guard)
+        self._switch = Switch(self.stages, self.adapter, self.locator) if self.mode == "apply" else None
+        if self._switch:
+            self._switch.freeze_early(pl_module, self._index)
+        self._operator.listen()
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Lets the optimizer's state find its groups by name."""
+        if self._switch:
+            self._switch.loading = checkpoint
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where the checkpoint was saved; the configuration comes from the code."""
+        if len(state_dict["begun"]) > len(self.stages):
+            raise MisconfigurationException(
+                f"the checkpoint was saved in stage {len(state_dict['begun'])}, and there are {len(self.stages)} now; keep those that are "
+                "done in the list"
+            )
+        self._begun = [(step, reason) for step, reason in state_dict["begun"]]
+        self._due, self._advised = state_dict["due"], state_dict["advised"]
+        self._tokens, self._tokens_at_start = state_dict["tokens"], state_dict["tokens_at_start"]
+        for history, kept in zip(self._histories, state_dict["histories"], strict=False):
+            if history and kept:
+                history.load(kept)
+        if self._watch and state_dict["guard"]:
+            self._watch.load(state_dict["guard"])
+        if self._switch:
+            self._switch.saved_names = state_dict["optimizer_names"]
+            self._switch.freeze_again(self._index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Progress, never configuration."""
+        return {
+            "begun": [list(each) for each in self._begun],
+            "due": self._due,
+            "advised": self._advised,
+            # Between two looks the other ranks' are not known; they are taken for like this one's.
+            "tokens": self._tokens + self._tokens_here * (self._trainer.world_size if self._trainer else 1),
+            "tokens_at_start": self._tokens_at_start,
+            "histories": [history.state() if history else None for history in self._histories],
+            "guard": self._watch.state() if self._watch else None,
+            "optimizer_names": self._switch.optimizer_names() if self._switch else None,
+            "with_momentum": self._switch.names_with_state() if self._switch else [],
+        }
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Arranges optimizer groups, before a checkpoint's state comes into them, and prints the plan."""
+        if self._switch:
+            self._switch.arrange(trainer, pl_module, self._index, lowers=self.guard is not None and self.guard.action == "lower_lr")
+            rank_zero_info(self.table)
+            switch = self._switch
+            self._stop_waiting = before_sharded_load(trainer, self.state_key, lambda saved: switch.expect_state_of(saved["with_momentum"]))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Goes to the stage that the run starts or goes on in."""
+        if self._switch:
+            self._switch.go_on(trainer, pl_module, self._index, self._since, self._watch.lowered if self._watch else 1.0)
+        self._stop_waiting()
+        self._between_steps, self._last_step = True, trainer.global_step
+        self._change_if_due(trainer, pl_module, looks=False)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sees to it that frozen modules are in eval mode where that is asked for."""
+        if self._switch:
+            self._switch.modes_are_due = True
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Likewise: whoever puts a model back to training after validation may not know of frozen modules."""
+        if self._switch:
+            self._switch.modes_are_due = True
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Changes the stage where a probe after the last batch decided so."""
+        if self._between_steps:
+            self._change_if_due(trainer, pl_module, looks=False)
+        if self._switch:
+            self._switch.apply_modes(pl_module, self._index)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer) -> None:
+        """Takes the gradient from frozen rows, before it is clipped."""
+        if self._switch:
+            self._switch.mask_gradients()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Counts, looks, and changes the stage between two optimizer steps."""
+        if any(stage.tokens for stage in self.stages):
+            self._tokens_here += self.count_tokens(batch)
+        step, before = trainer.global_step, self._last_step
+        self._between_steps, self._last_step = step != before, step
+        if self._between_steps:
+            self._change_if_due(trainer, pl_module, looks=step // self.check_every_n_steps != before // self.check_every_n_steps)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Stops listening."""
+        self._operator.stop()
+        if self._switch:
+            self._switch.let_go()
+
+    # Deciding
+
+    def judge(self, probed: Probed, source: object) -> Verdict:
+        """Lets the stage's rule and the guard look at a probe; called by the probe on all ranks together."""
+        begun = self._begun[:-1] if self._index and probed.step == self._since else self._begun
+        since, entered = begun[-1]
+        if source is not self._probe or self._trainer is None:
+            return Verdict(len(begun), since, entered)
+        notes = self._guarded(probed)
+        decision: Decision | None = None
+        history = self._histories[self._index]
+        if history is not None and self._index < len(self.stages) - 1:
+            self._take(history, probed)
+            decision = history.rule.decide(history.since(self._since))
+            # One decision for all ranks, though their figures are the same to the last digit or nearly so.
+            ranks = Ranks.of_this_run(self._trainer.strategy.root_device)
+            decision = Decision.from_state(json.loads(ranks.broadcast(json.dumps(decision.to_state()))))
+        upcoming = self._histories[self._index + 1] if self._index + 1 < len(self.stages) else None
+        if upcoming is not None:
+            upcoming.restart()
+            self._take(upcoming, probed)
+        if decision and decision.advance and self._is_held:
+            decision = replace(decision, advance=False, reason=f"{decision.reason}; held back because T→T is damaged")
+        if decision and decision.advance:
+            self._decide(decision, probed.step)
+        return Verdict(len(begun), since, entered, decision, tuple(notes))
+
+    def _decide(self, decision: Decision, step: int) -> None:
+        assert self._trainer is not None
+        if self.mode == "apply":
+            self._due = decision.reason
+        elif self._advised is None:
+            self._advised = step
+            tell_loggers(self._trainer, f"Stage {self.stage_number}, {self.stages[self._index].name}, has done its work", decision.reason)
+
+    @property
+    def _is_held(self) -> bool:
+        return self._watch is not None and self._watch.holds
+
+    def _take(self, history: RuleHistory, probed: Probed) -> None:
+        if not history.add(probed):
+            rank_zero_warn("the probe asks other questions than before, so the history that the stage's rule looks at begins anew")
+
+    def _guarded(self, probed: Probed) -> list[str]:
+        """Lets the guard look, and does what it says."""
+        if self._watch is None:
+            return []
+        assert self._trainer is not None
+        note, acts = self._watch.look(probed)
+        if note is None:
+            return []
+        rank_zero_warn(note)
+        tell_loggers(self._trainer, "T→T is damaged", note)
+        if acts and self._watch.guard.action == "stop":
+            self._trainer.should_stop = True
+        if acts and self._watch.guard.action == "lower_lr" and self._switch:
+            self._switch.set_rates(self._index, self._watch.lowered)
+        return [note]
+
+    def _change_if_due(self, trainer: pl.Trainer, pl_module: pl.LightningModule, looks: bool) -> None:
+        while self._index < len(self.stages) - 1:
+            found = self._end_of_stage(trainer, looks)
+            if found is None:
+                return
+            reason, began = found
+            looks = False
+            self._begun.append((began, reason))
+            self._due = None
+            self._tokens_at_start = self._tokens
+            if self._watch:
+                self._watch.begin_stage()
+            history = self._histories[self._index]
+            if history is not None and history.last_step != began:
+                history.restart()
+            if self._switch:
+                self._switch.change(trainer, pl_module, self._index, began)
+            stage = self.stages[self._index]
+            words = f"Stage {self.stage_number} of {len(self.stages)}, {stage.name}, begins after step {began}: {reason}."
+            rank_zero_info(words)
+            tell_loggers(trainer, f"Stage {self.stage_number}, {stage.name}, begins", words)
+
+    def _end_of_stage(self, trainer: pl.Trainer, looks: bool) -> tuple[str, int] | None:
+        """Why the stage ends now and the step at which the next one begins, or ``None``."""
+        stage, step = self.stages[self._index], trainer.global_step
+        if looks:
+            wish = self._look_around(trainer)
+            if wish:
+                return f"by hand, {wish}", step
+        if self.mode == "advise" or self._is_held:
+            return None
+        if self._due is not None:
+            return self._due, step
+        if stage.steps is not None and step - self._since >= stage.steps:
+            return f"{stage.steps:,} steps are done", self._since + stage.steps
+        if stage.tokens is not None and self._tokens - self._tokens_at_start >= stage.tokens:
+            return f"{self._tokens - self._tokens_at_start:,} tokens are seen, of {stage.tokens:,}", step
+        longest = stage.until.max_steps if isinstance(stage.until, Plateau) else None
+        if longest is not None and step - self._since >= longest:
+            return f"max_steps {longest:,} of its rule are done", self._since + longest
+        return None
+
+    def _look_around(self, trainer: pl.Trainer) -> str | None:
+        """Sums tokens over ranks and asks whether the operator wants the next stage; called by all ranks together."""
+        ranks = Ranks.of_this_run(trainer.strategy.root_device)
+        mine = self._operator.wish(self._file(trainer), looks=trainer.is_global_zero)
+        asked, tokens = ranks.total(np.array([mine is not None, self._tokens_here], dtype=np.float64))
+        self._tokens, self._tokens_here = self._tokens + int(tokens), 0
+        return ranks.words(mine)[0] if asked else None
+
+    def _file(self, trainer: pl.Trainer) -> Path:
+        if self.advance_file is not None:
+            return self.advance_file
+        if self._probe is not None and self._probe.record is not None:
+            return self._probe.record.dirpath / "advance"
+        return Path(trainer.default_root_dir) / "advance_stage"
+
+
+def _refuse(stages: Sequence[Stage], mode: str, check_every_n_steps: int) -> None:
+    if not stages:
+        raise ValueError("StageUnfreeze needs at least one stage, for example two_stage(first_steps=2000)")
+    for stage in stages[:-1]:
+        if not stage.has_an_end:
+            raise ValueError(f"stage {stage.name!r} is not the last, so something must end it: steps, tokens, until=Plateau(), or until='hand'")
+    if stages[-1].has_an_end:
+        raise ValueError(f"stage {stages[-1].name!r} is the last, so nothing comes after its {stages[-1].end}; leave its end to the trainer")
+    if mode not in ("apply", "advise"):
+        raise ValueError(f"mode must be 'apply' or 'advise', got {mode!r}")
+    if check_every_n_steps < 1:
+        raise ValueError(f"check_every_n_steps must be at least 1, got {check_every_n_steps}")
+
+
+def _probe_to_follow(trainer: pl.Trainer, stages: Sequence[Stage], guard: Guard | None) -> S2SBenchCallback | None:
+    """The trainer's first probe, where anything is decided from it."""
+    probes = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, S2SBenchCallback)]
+    rules = [(stage.name, stage.until) for stage in stages if isinstance(stage.until, Plateau)]
+    if not probes:
+        needs = f"stage {rules[0][0]!r} ends by a Plateau" if rules else "a guard watches T→T" if guard else None
+        if needs:
+            raise MisconfigurationException(f"{needs}, so the trainer needs an S2SBenchCallback to decide from")
+        return None
+    probe = probes[0].probe
+    for name, rule in rules:
+        if rule.condition not in probe.conditions:
+            raise MisconfigurationException(f"stage {name!r} decides from {rule.condition}, which the probe does not ask; add it to its conditions")
+        unknown = [each for each in rule.sets or () if each not in probe.benchmarks]
+        if unknown:
+            raise MisconfigurationException(f"stage {name!r} decides from the set {unknown[0]!r}, and the probe asks {', '.join(probe.benchmarks)}")
+    if guard and "t2t" not in probe.conditions:
+        raise MisconfigurationException("the guard watches T→T, which the probe does not ask; add 't2t' to its conditions")
+    return probes[0]
