@@ -51,6 +51,8 @@ def panels(history: Sequence[ProbeReport]) -> Figure:
         axis = figure.add_subplot(grid[-1, :])
         _decisions(axis, decided)
         _finish(axis, history)
+        # Beside the panels above, not as wide as its own stage.
+        axis.set_xlim(figure.axes[0].get_xlim())
     return figure
 
 

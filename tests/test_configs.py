@@ -10,7 +10,8 @@ import yaml
 from conftest import TINY
 from jsonargparse import ArgumentParser
 
-from s2sbench_callback import S2SBenchCallback
+from s2sbench_callback import Guard, Plateau, S2SBenchCallback, StageUnfreeze
+from s2sbench_callback.adapters import Rows
 from s2sbench_callback.record import RunRecord
 
 ROOT = Path(__file__).parent.parent
@@ -40,11 +41,13 @@ def test_each_config_runs_with_its_recipe(config: Path, tmp_path: Path, monkeypa
         match callback["class_path"].rsplit(".", 1)[-1]:
             case "S2SBenchCallback":
                 callback["init_args"]["benchmarks"][0]["init_args"] = {"questions": 12}
+                callback["init_args"]["every_n_train_steps"] = 2
             case "ModelCheckpoint":
                 callback["init_args"]["every_n_train_steps"] = 2
             case "StageUnfreeze":
-                if len(callback["init_args"]["stages"]) > 1:
-                    callback["init_args"]["stages"][0]["steps"] = 2
+                stages = callback["init_args"]["stages"]
+                if len(stages) > 1:
+                    stages[0]["until"]["max_steps"] = 2
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["two_stage.py", "fit", "--config", "config.yaml"])
@@ -55,6 +58,8 @@ def test_each_config_runs_with_its_recipe(config: Path, tmp_path: Path, monkeypa
     assert "S→T accuracy" in printed
     assert "tensorboard --logdir" in printed
     assert str(probes.relative_to(tmp_path)) in printed
+    if len(stages) > 1:
+        assert "stage 2   from step 2: max_steps 2" in printed
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,44 @@ def test_every_argument_can_be_written_in_yaml(adapter: dict[str, Any], tmp_path
     assert type(probe.adapter).__name__ == adapter["class_path"].rsplit(".", 1)[-1]
     assert (probe.every_n_train_steps, probe.locator, probe.on_error) == (5, "model.llm", "skip")
     assert len(probe.probe.benchmarks["mini"].items) == 4
+
+
+def test_stages_can_be_written_in_yaml() -> None:
+    arguments = {
+        "stages": [
+            {
+                "name": "first",
+                "train": ["audio_head", {"parameter": "lm_head.weight", "start": 0, "stop": 9}],
+                "freeze": ["*.bias"],
+                "lr": 0.001,
+                "until": {"min_gain": 0.5, "patience": 2, "sets": ["mini"]},
+                "frozen_in_eval": True,
+            },
+            {"name": "second", "train": ["lm_body"], "lr": {"lm_body": 0.0001}, "until": "hand", "schedulers": "restart", "warm_up_steps": 5},
+            {"name": "third", "train": ["lm_head"]},
+        ],
+        "mode": "advise",
+        "guard": {"action": "lower_lr", "tolerance": 0.01},
+        "count_tokens": "test_configs.tokens_in",
+        "advance_file": "next",
+        "advance_signal": "SIGUSR2",
+        "check_every_n_steps": 2,
+    }
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(StageUnfreeze, "stages")
+    parsed = parser.parse_object({"stages": {"class_path": "s2sbench_callback.StageUnfreeze", "init_args": arguments}})
+    unfreezer = parser.instantiate_classes(parsed).stages
+    assert isinstance(unfreezer, StageUnfreeze)
+    first, second, _ = unfreezer.stages
+    assert list(first.train) == ["audio_head", Rows("lm_head.weight", 0, 9)]
+    assert first.until == Plateau(0.5, 2, sets=["mini"])
+    assert (second.until, second.lr, second.schedulers) == ("hand", {"lm_body": 0.0001}, "restart")
+    assert unfreezer.guard == Guard("lower_lr", 0.01)
+    assert unfreezer.count_tokens({}) == 7
+
+
+def tokens_in(batch: object) -> int:
+    return 7
 
 
 class Tokenizer:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from s2sbench_callback import Benchmark, Item, ProbeReport
+from s2sbench_callback.decisions import Decision, Verdict
 from s2sbench_callback.items import Context
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import build_report
@@ -22,9 +25,11 @@ def table(rights: str) -> LossTable:
     return LossTable(names, names, np.zeros(4, dtype=np.int64), nats, np.full((4, 2), 2))
 
 
-def probe(step: int, s2t: str = "rwww", t2t: str = "rrrw", reference: str = "rrrr", stage: int | None = 1) -> tuple[ProbeReport, dict]:
+def probe(step: int, s2t: str = "rwww", t2t: str = "rrrw", reference: str = "rrrr", stage: int = 1) -> tuple[ProbeReport, dict]:
     tables = {"mine": {"s2t": table(s2t), "t2t": table(t2t)}}
-    report = build_report({"mine": BENCHMARK}, tables, {"mine": table(reference)}, step, stage, {"seconds": 2.0}, {"package": "1"})
+    report = build_report(
+        {"mine": BENCHMARK}, tables, {"mine": table(reference)}, step, Verdict(stage, 100 * (stage - 1)), {"seconds": 2.0}, {"package": "1"}
+    )
     return report, tables
 
 
@@ -125,3 +130,18 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "probes.jsonl").write_text(probe(0)[0].to_json() + "\n{\n")
     with pytest.raises(ValueError, match=r"probes\.jsonl, line 2: not the report of a probe"):
         RunRecord(tmp_path).history()
+
+
+def test_a_verdict_comes_back_from_its_line_with_nan_and_all() -> None:
+    report, _ = probe(10)
+    decision = Decision(False, "too few probes", min_gain=0.1)
+    judged = replace(report, verdict=Verdict(2, 5, "somebody said so", decision, ("T→T is damaged",)))
+    back = ProbeReport.from_json(judged.to_json()).verdict
+    assert back is not None
+    assert back.decision is not None
+    assert math.isnan(back.decision.gain)
+    assert back == replace(judged.verdict, decision=back.decision)  # type: ignore[type-var]
+    # As lines were written before there were verdicts.
+    older = json.loads(report.to_json())
+    del older["verdict"]
+    assert ProbeReport.from_json(json.dumps(older)).verdict is None

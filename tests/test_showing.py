@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from test_record import BENCHMARK, probe
 
-from s2sbench_callback.loggers import Showing, changed_sides, send, tensorboard_layout
+from s2sbench_callback.decisions import Decision, Verdict
+from s2sbench_callback.loggers import Showing, changed_sides, send, send_words, tensorboard_layout
 from s2sbench_callback.outcome import outcome
 from s2sbench_callback.plots import panels, pixels, png
 from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import ProbeReport
 
 
 def test_panels_show_each_curve_of_each_set() -> None:
@@ -30,6 +35,23 @@ def test_panels_show_each_curve_of_each_set() -> None:
     assert picture.shape[2] == 3
     assert len(np.unique(picture)) > 10
     assert png(figure).startswith(b"\x89PNG")
+
+
+def test_the_lowest_panel_shows_what_was_decided_from() -> None:
+    def decided(step: int, gain: float, stage: int = 1) -> ProbeReport:
+        decision = Decision(gain < 0.1, f"gain {gain} is what it is", gain, gain - 1, gain + 1, 0.9, 0.1) if stage == 1 else None
+        return replace(probe(step, stage=stage)[0], verdict=Verdict(stage, 150 * (stage - 1), None, decision))
+
+    history = [decided(0, math.nan), decided(100, 0.5), decided(150, 0.05), decided(200, 0.0, stage=2)]
+    *above, panel = panels(history).axes
+    assert len(above) == 4
+    gains, threshold, *_ = panel.lines
+    assert list(gains.get_xdata()) == [0, 100, 150]
+    np.testing.assert_array_equal(gains.get_ydata(), [math.nan, 0.5, 0.05])
+    assert list(threshold.get_ydata()) == [0.1] * 3
+    assert panel.get_title() == "step 150: gain 0.05 is what it is"
+    assert panel.get_xlim() == above[0].get_xlim()
+    assert any(list(line.get_xdata()) == [150, 150] for line in panel.lines)
 
 
 def test_questions_that_changed_sides() -> None:
@@ -79,3 +101,17 @@ def test_the_outcome_names_beginning_switch_and_end(tmp_path: Path) -> None:
     accuracy = next(line for line in lines if line.startswith("S→T accuracy"))
     assert [float(part) for part in accuracy.split() if part.startswith(("0.", "1.")) and "," not in part] == [0.25, 0.5, 1.0]
     assert any("tensorboard --logdir logs" in line for line in lines)
+
+
+def test_words_go_where_a_person_looks() -> None:
+    told: list[Any] = []
+
+    class WandbLogger:
+        experiment = SimpleNamespace(alert=lambda title, text: told.append((title, text)))
+
+    class TensorBoardLogger:
+        experiment = SimpleNamespace(add_text=lambda tag, text, step: told.append((tag, text, step)))
+
+    for logger in (WandbLogger(), TensorBoardLogger(), object()):
+        send_words(logger, "Stage 2 begins", "somebody said so", 5)
+    assert told == [("S2SBench: Stage 2 begins", "somebody said so"), ("s2sbench/stages", "**Stage 2 begins**: somebody said so", 5)]

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 _TAKEN = ("SIGKILL", "SIGSTOP", "SIGINT", "SIGTERM", "SIGCHLD")
 
 
@@ -29,6 +31,7 @@ class Operator:
         self._heard = False
         self._before: Any = None
         self._listens = False
+        self._unremovable: Path | None = None
 
     def listen(self) -> None:
         """Begins to hear the signal; the handler that was there before is called too."""
@@ -53,10 +56,16 @@ class Operator:
         if self._heard:
             self._heard = False
             return f"signal {self._signal_name}"
-        if looks and file.exists():
+        if not looks or self._unremovable == file or not file.exists():
+            return None
+        try:
             file.unlink()
-            return f"file {file}"
-        return None
+        except OSError as error:
+            # It would be seen again and again, and end every stage that follows; and one rank alone must not raise.
+            self._unremovable = file
+            rank_zero_warn(f"{file} asks for the next stage and cannot be removed, so it is not heeded: {error}")
+            return None
+        return f"file {file}"
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._heard = True

@@ -291,14 +291,15 @@ class StageUnfreeze(pl.Callback):
         if self._watch is None:
             return []
         assert self._trainer is not None
-        note, acts = self._watch.look(probed)
+        note, acts = self._watch.look(probed, Ranks.of_this_run(self._trainer.strategy.root_device).broadcast)
         if note is None:
             return []
         rank_zero_warn(note)
         tell_loggers(self._trainer, "T→T is damaged", note)
-        if acts and self._watch.guard.action == "stop":
+        # Advice leaves even this to a person.
+        if acts and self._switch and self._watch.guard.action == "stop":
             self._trainer.should_stop = True
-        if acts and self._watch.guard.action == "lower_lr" and self._switch:
+        if acts and self._switch and self._watch.guard.action == "lower_lr":
             self._switch.set_rates(self._index, self._watch.lowered)
         return [note]
 

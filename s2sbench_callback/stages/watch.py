@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from s2sbench_callback.decisions import Probed
@@ -42,21 +44,25 @@ class GuardWatch:
         """Forgets the lowerings of the stage before."""
         self.lowered, self._at_last_lowering = 1.0, {}
 
-    def look(self, probed: Probed) -> tuple[str | None, bool]:
+    def look(self, probed: Probed, agree: Callable[[str], str] = lambda words: words) -> tuple[str | None, bool]:
         """Looks at one probe.
+
+        Args:
+            probed: The probe.
+            agree: Gives every rank the words of rank 0, so that all act alike.
 
         Returns:
             What to say, if T→T is damaged, and whether there is something to do about it that has not been done.
         """
         now = {name: by_condition["t2t"] for name, by_condition in probed.tables.items() if "t2t" in by_condition}
-        change = self.guard.change(probed.reference, now, probed.tie_rules)
+        change = self._change(probed.reference, now, probed, agree)
         was_alarmed = self.is_alarmed
         self._streak = self._streak + 1 if self.guard.is_damage(change) else 0
         if change is None or not self.is_alarmed:
             return None, False
         acts = not was_alarmed
         if self.guard.action == "lower_lr":
-            since = self.guard.change(self._at_last_lowering, now, probed.tie_rules) if self._at_last_lowering else None
+            since = self._change(self._at_last_lowering, now, probed, agree) if self._at_last_lowering else None
             acts = not self._at_last_lowering or self.guard.is_damage(since)
             if acts:
                 self.lowered *= self.guard.factor
@@ -75,6 +81,13 @@ class GuardWatch:
         """Goes on with what :meth:`state` gave."""
         self._streak, self.lowered = state["streak"], state["lowered"]
         self._at_last_lowering = {name: table_from_state(kept) for name, kept in state["at_last_lowering"].items()}
+
+    def _change(
+        self, reference: Mapping[str, LossTable], now: Mapping[str, LossTable], probed: Probed, agree: Callable[[str], str]
+    ) -> Estimate | None:
+        change = self.guard.change(reference, now, probed.tie_rules)
+        agreed = json.loads(agree(json.dumps(asdict(change) if change else None)))
+        return Estimate(**agreed) if agreed else None
 
     def _words(self, change: Estimate, acts: bool, step: int) -> str:
         did = {

@@ -1,0 +1,151 @@
+"""Does the paper's finding show in the embedded world: is S→T better after two stages than after one of the same length?
+
+Trains both configs with several seeds, then compares the last probes question by question. Run it with
+``python benchmarks/two_stage_study.py``; finished trainings are kept in ``--folder`` and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from tqdm import tqdm
+
+from s2sbench_callback.decisions import question_values
+from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import ProbeReport
+from s2sbench_callback.significance import Estimate, mean
+
+ROOT = Path(__file__).parents[1]
+STRATEGIES = ("single_stage", "two_stage")
+
+
+def main() -> None:
+    """Runs what is missing and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each strategy")
+    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps of each training")
+    parser.add_argument("--workers", type=int, default=2, help="trainings at the same time, one core each")
+    parser.add_argument("--folder", type=Path, default=None, help="where records are kept; a temporary folder by default")
+    chosen = parser.parse_args()
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="two_stage_study_"))
+    runs = [(strategy, seed) for seed in range(1, chosen.seeds + 1) for strategy in STRATEGIES]
+    with ThreadPoolExecutor(chosen.workers) as pool, tqdm(total=len(runs), desc="trainings") as bar:
+        for future in [pool.submit(train, strategy, seed, chosen.steps, folder) for strategy, seed in runs]:
+            future.result()
+            bar.update()
+    records = {(strategy, seed): RunRecord(folder / f"{strategy}_{seed}") for strategy, seed in runs}
+    print(table(records))
+    print()
+    print(verdict(records, chosen.seeds))
+
+
+def train(strategy: str, seed: int, steps: int, folder: Path) -> None:
+    """One training in a process of its own, unless its record is complete."""
+    record = RunRecord(folder / f"{strategy}_{seed}")
+    if record.history() and record.history()[-1].step >= steps:
+        return
+    content: dict[str, Any] = yaml.safe_load((ROOT / "configs" / f"{strategy}_mini.yaml").read_text())
+    content["seed_everything"] = seed
+    content["data"]["init_args"]["seed"] = seed
+    content["trainer"] |= {"max_steps": steps, "logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    callbacks = [callback for callback in content["trainer"]["callbacks"] if not callback["class_path"].endswith("ModelCheckpoint")]
+    for callback in callbacks:
+        if callback["class_path"].endswith("S2SBenchCallback"):
+            callback["init_args"] |= {"dirpath": str(record.dirpath), "every_n_train_steps": 40}
+    content["trainer"]["callbacks"] = callbacks
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / f"{strategy}_{seed}.yaml"
+    config.write_text(yaml.safe_dump(content))
+    command = [sys.executable, str(ROOT / "recipes" / "two_stage.py"), "fit", "--config", str(config)]
+    # A folder of its own: LightningCLI leaves its config where it runs.
+    place = folder / f"{strategy}_{seed}_run"
+    place.mkdir(exist_ok=True)
+    with (folder / f"{strategy}_{seed}.log").open("w") as log:
+        done = subprocess.run(command, cwd=place, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{strategy}, seed {seed}, ended with {done.returncode}; its last words are in {folder / f'{strategy}_{seed}.log'}")
+
+
+def table(records: dict[tuple[str, int], RunRecord]) -> str:
+    """What each training ended with."""
+    lines = ["| strategy | seed | S→T accuracy | S→T positive minus negative | T→T accuracy | mean S→T accuracy over the run | stage 2 from step |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for (strategy, seed), record in records.items():
+        history = record.history()
+        last = history[-1]
+        began = next((str(report.verdict.stage_since) for report in history if report.verdict and report.verdict.stage == 2), "–")
+        cells = [
+            _cell(last, "s2t/accuracy"),
+            _cell(last, "s2t/positive_minus_negative"),
+            _cell(last, "t2t/accuracy"),
+            f"{_over_the_run(history):.3f}",
+        ]
+        lines.append(f"| {strategy.replace('_', ' ')} | {seed} | {' | '.join(cells)} | {began} |")
+    return "\n".join(lines)
+
+
+def verdict(records: dict[tuple[str, int], RunRecord], seeds: int) -> str:
+    """Two stages against one on the same questions, pooled over seeds."""
+    lines = []
+    for condition, figure, good in [("s2t", "accuracy", 1), ("s2t", "positive_minus_negative", -1), ("t2t", "accuracy", 1)]:
+        by_seed = [_difference(records, seed, condition, figure) for seed in range(1, seeds + 1)]
+        pooled = _pooled(records, seeds, condition, figure)
+        better = "two stages are better" if good * pooled.low > 0 and good * pooled.high > 0 else "one stage is better"
+        found = "no difference can be told" if pooled.low <= 0 <= pooled.high else better
+        each = ", ".join(f"{value:+.3f}" for value in by_seed)
+        words = (
+            f"{condition} {figure.replace('_', ' ')}, two stages minus one, last probe: {pooled.value:+.3f} [{pooled.low:+.3f}, {pooled.high:+.3f}]"
+        )
+        lines.append(f"{words} by question; by seed {each}: {found}.")
+    return "\n".join(lines)
+
+
+def _cell(report: ProbeReport, key: str) -> str:
+    condition, figure = key.split("/")
+    estimate = report.figure("mini", condition, figure)  # type: ignore[arg-type]
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def _over_the_run(history: list[ProbeReport]) -> float:
+    return float(np.mean([report.figure("mini", "s2t", "accuracy").value for report in history]))
+
+
+def _values(record: RunRecord, condition: str, figure: str) -> np.ndarray:
+    losses = record.losses(record.history()[-1].step)["mini"][condition]  # type: ignore[index]
+    return question_values(losses, "lose", figure)  # type: ignore[arg-type]
+
+
+def _by_question(records: dict[tuple[str, int], RunRecord], seed: int, condition: str, figure: str) -> np.ndarray:
+    two, one = (_values(records[strategy, seed], condition, figure) for strategy in ("two_stage", "single_stage"))
+    return np.asarray(two - one)
+
+
+def _difference(records: dict[tuple[str, int], RunRecord], seed: int, condition: str, figure: str) -> float:
+    return float(_by_question(records, seed, condition, figure).mean())
+
+
+def _pooled(records: dict[tuple[str, int], RunRecord], seeds: int, condition: str, figure: str) -> Estimate:
+    """The questions' interval, joined with the spread between seeds by Student's t where that is wider."""
+    differences = np.stack([_by_question(records, seed, condition, figure) for seed in range(1, seeds + 1)])
+    by_question = mean(differences.mean(0), np.ones(differences.shape[1]), [str(number) for number in range(differences.shape[1])])
+    if seeds < 2:
+        return by_question
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, seeds - 1)) * float(differences.mean(1).std(ddof=1)) / np.sqrt(seeds)
+    widest = max(half, by_question.high - by_question.value)
+    return replace(by_question, low=by_question.value - widest, high=by_question.value + widest)
+
+
+if __name__ == "__main__":
+    main()
