@@ -278,7 +278,7 @@ def test_rates_and_stages_come_from_the_code_and_progress_from_the_checkpoint(tm
     verdict = asks.record.history()[-1].verdict
     assert verdict is not None
     assert (verdict.stage, verdict.stage_since) == (2, 2)
-    message = "the checkpoint was saved in stage 2, and there are 1 now; keep those that are done in the list"
+    message = "the checkpoint was saved in stage 2, and there are 1 now; keep those already done"
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, StageUnfreeze(stages[1:]), max_steps=4, ckpt_path=str(tmp_path / "three.ckpt"))
 

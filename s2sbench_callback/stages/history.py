@@ -59,6 +59,10 @@ class RuleHistory:
         return StageHistory(start, tuple(self._steps), sets)
 
     @property
+    def _looks_at(self) -> str:
+        return f"{self.rule.condition} {self.rule.figure}"
+
+    @property
     def last_step(self) -> int | None:
         """Step of the newest probe."""
         return self._steps[-1] if self._steps else None
@@ -66,6 +70,7 @@ class RuleHistory:
     def state(self) -> dict[str, Any]:
         """Plain data that ``torch.load(weights_only=True)`` accepts."""
         return {
+            "looks_at": self._looks_at,
             "steps": list(self._steps),
             "sets": {
                 name: {
@@ -79,7 +84,9 @@ class RuleHistory:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on with what :meth:`state` gave."""
+        """Goes on with what :meth:`state` gave, unless the rule looks at something else now."""
+        if state["looks_at"] != self._looks_at:
+            return
         self._steps = list(state["steps"])
         for name, kept in state["sets"].items():
             values = kept["values"].cpu().numpy()

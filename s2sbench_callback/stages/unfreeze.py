@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -17,19 +15,18 @@ from torch.optim import Optimizer
 from s2sbench_callback.adapters import Adapter
 from s2sbench_callback.adapters.find import Locator
 from s2sbench_callback.callback import S2SBenchCallback
-from s2sbench_callback.decisions import Decision, Probed, Verdict
+from s2sbench_callback.decisions import Probed, Verdict
 from s2sbench_callback.guard import Guard
 from s2sbench_callback.lightning_run import before_sharded_load
-from s2sbench_callback.plateau import Plateau
 from s2sbench_callback.publishing import tell_loggers
 from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.stages.by_hand import Operator
-from s2sbench_callback.stages.history import RuleHistory
+from s2sbench_callback.stages.following import probe_to_follow
+from s2sbench_callback.stages.progress import Progress
 from s2sbench_callback.stages.stage import Stage
 from s2sbench_callback.stages.strategies import stage_refusal
 from s2sbench_callback.stages.switch import Switch
 from s2sbench_callback.stages.tokens import count_tokens as count_tokens_of
-from s2sbench_callback.stages.watch import GuardWatch
 
 
 class StageUnfreeze(pl.Callback):
@@ -102,31 +99,19 @@ class StageUnfreeze(pl.Callback):
         self._start_anew()
 
     def _start_anew(self) -> None:
+        self._progress = Progress(self.stages, self.guard, self.mode == "apply")
         self._switch: Switch | None = None
         self._probe: S2SBenchCallback | None = None
-        # The step at which each stage so far began, and why.
-        self._begun: list[tuple[int, str | None]] = [(0, None)]
-        self._due: str | None = None
-        self._advised: int | None = None
-        self._tokens = self._tokens_at_start = self._tokens_here = 0
+        self._has_advised = False
+        self._tokens_here = 0
         self._between_steps = True
         self._last_step = 0
         self._stop_waiting: Callable[[], object] = lambda: None
-        self._watch = GuardWatch(self.guard) if self.guard else None
-        self._histories = [RuleHistory(stage.until) if isinstance(stage.until, Plateau) else None for stage in self.stages]
 
     @property
     def stage_number(self) -> int:
         """The stage that is being trained, from 1."""
-        return len(self._begun)
-
-    @property
-    def _index(self) -> int:
-        return len(self._begun) - 1
-
-    @property
-    def _since(self) -> int:
-        return self._begun[-1][0]
+        return self._progress.index + 1
 
     @property
     def table(self) -> str:
@@ -145,10 +130,10 @@ class StageUnfreeze(pl.Callback):
         reason = stage_refusal(trainer) if self.mode == "apply" else None
         if reason:
             raise MisconfigurationException(f"StageUnfreeze cannot change stages here: {reason}")
-        self._probe = _probe_to_follow(trainer, self.stages, self.guard)
+        self._probe = probe_to_follow(trainer, self.stages, self.guard)
         self._switch = Switch(self.stages, self.adapter, self.locator) if self.mode == "apply" else None
         if self._switch:
-            self._switch.freeze_early(pl_module, self._index)
+            self._switch.freeze_early(pl_module, self._progress.index)
         self._operator.listen()
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -158,34 +143,20 @@ class StageUnfreeze(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where the checkpoint was saved; the configuration comes from the code."""
-        if len(state_dict["begun"]) > len(self.stages):
-            raise MisconfigurationException(
-                f"the checkpoint was saved in stage {len(state_dict['begun'])}, and there are {len(self.stages)} now; keep those that are "
-                "done in the list"
-            )
-        self._begun = [(step, reason) for step, reason in state_dict["begun"]]
-        self._due, self._advised = state_dict["due"], state_dict["advised"]
-        self._tokens, self._tokens_at_start = state_dict["tokens"], state_dict["tokens_at_start"]
-        for history, kept in zip(self._histories, state_dict["histories"], strict=False):
-            if history and kept:
-                history.load(kept)
-        if self._watch and state_dict["guard"]:
-            self._watch.load(state_dict["guard"])
+        self._progress.load(state_dict["progress"])
+        self._has_advised = state_dict["has_advised"]
         if self._switch:
             self._switch.saved_names = state_dict["optimizer_names"]
-            self._switch.freeze_again(self._index)
+            self._switch.freeze_again(self._progress.index)
 
     def state_dict(self) -> dict[str, Any]:
         """Progress, never configuration."""
+        progress = self._progress.state()
+        # Between two looks the other ranks' are not known; they are taken for like this one's.
+        progress["tokens"] += self._tokens_here * (self._trainer.world_size if self._trainer else 1)
         return {
-            "begun": [list(each) for each in self._begun],
-            "due": self._due,
-            "advised": self._advised,
-            # Between two looks the other ranks' are not known; they are taken for like this one's.
-            "tokens": self._tokens + self._tokens_here * (self._trainer.world_size if self._trainer else 1),
-            "tokens_at_start": self._tokens_at_start,
-            "histories": [history.state() if history else None for history in self._histories],
-            "guard": self._watch.state() if self._watch else None,
+            "progress": progress,
+            "has_advised": self._has_advised,
             "optimizer_names": self._switch.optimizer_names() if self._switch else None,
             "with_momentum": self._switch.names_with_state() if self._switch else [],
         }
@@ -193,7 +164,7 @@ class StageUnfreeze(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Arranges optimizer groups, before a checkpoint's state comes into them, and prints the plan."""
         if self._switch:
-            self._switch.arrange(trainer, pl_module, self._index, lowers=self.guard is not None and self.guard.action == "lower_lr")
+            self._switch.arrange(trainer, pl_module, self._progress.index, lowers=self.guard is not None and self.guard.action == "lower_lr")
             rank_zero_info(self.table)
             switch = self._switch
             self._stop_waiting = before_sharded_load(trainer, self.state_key, lambda saved: switch.expect_state_of(saved["with_momentum"]))
@@ -201,7 +172,7 @@ class StageUnfreeze(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Goes to the stage that the run starts or goes on in."""
         if self._switch:
-            self._switch.go_on(trainer, pl_module, self._index, self._since, self._watch.lowered if self._watch else 1.0)
+            self._switch.go_on(trainer, pl_module, self._progress.index, self._progress.since, self._progress.lowered)
         self._stop_waiting()
         self._between_steps, self._last_step = True, trainer.global_step
         self._change_if_due(trainer, pl_module, looks=False)
@@ -221,7 +192,7 @@ class StageUnfreeze(pl.Callback):
         if self._between_steps:
             self._change_if_due(trainer, pl_module, looks=False)
         if self._switch:
-            self._switch.apply_modes(pl_module, self._index)
+            self._switch.apply_modes(pl_module, self._progress.index)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer) -> None:
         """Takes the gradient from frozen rows, before it is clipped."""
@@ -247,110 +218,51 @@ class StageUnfreeze(pl.Callback):
 
     def judge(self, probed: Probed, source: object) -> Verdict:
         """Lets the stage's rule and the guard look at a probe; called by the probe on all ranks together."""
-        begun = self._begun[:-1] if self._index and probed.step == self._since else self._begun
-        since, entered = begun[-1]
         if source is not self._probe or self._trainer is None:
-            return Verdict(len(begun), since, entered)
-        notes = self._guarded(probed)
-        decision: Decision | None = None
-        history = self._histories[self._index]
-        if history is not None and self._index < len(self.stages) - 1:
-            self._take(history, probed)
-            decision = history.rule.decide(history.since(self._since))
-            # One decision for all ranks, though their figures are the same to the last digit or nearly so.
-            ranks = Ranks.of_this_run(self._trainer.strategy.root_device)
-            decision = Decision.from_state(json.loads(ranks.broadcast(json.dumps(decision.to_state()))))
-        upcoming = self._histories[self._index + 1] if self._index + 1 < len(self.stages) else None
-        if upcoming is not None:
-            upcoming.restart()
-            self._take(upcoming, probed)
-        if decision and decision.advance and self._is_held:
-            decision = replace(decision, advance=False, reason=f"{decision.reason}; held back because T→T is damaged")
-        if decision and decision.advance:
-            self._decide(decision, probed.step)
-        return Verdict(len(begun), since, entered, decision, tuple(notes))
-
-    def _decide(self, decision: Decision, step: int) -> None:
-        assert self._trainer is not None
-        if self.mode == "apply":
-            self._due = decision.reason
-        elif self._advised is None:
-            self._advised = step
-            tell_loggers(self._trainer, f"Stage {self.stage_number}, {self.stages[self._index].name}, has done its work", decision.reason)
+            return self._progress.standing(probed.step)
+        judgement = self._progress.judge(probed, Ranks.of_this_run(self._trainer.strategy.root_device).broadcast)
+        if judgement.damage is not None:
+            self._heed_damage(self._trainer, judgement.damage, judgement.acts)
+        decision = judgement.verdict.decision
+        if decision and decision.advance and self.mode == "advise" and not self._has_advised:
+            self._has_advised = True
+            tell_loggers(self._trainer, f"Stage {self.stage_number}, {self._stage.name}, has done its work", decision.reason)
+        return judgement.verdict
 
     @property
-    def _is_held(self) -> bool:
-        return self._watch is not None and self._watch.holds
+    def _stage(self) -> Stage:
+        return self.stages[self._progress.index]
 
-    def _take(self, history: RuleHistory, probed: Probed) -> None:
-        if not history.add(probed):
-            rank_zero_warn("the probe asks other questions than before, so the history that the stage's rule looks at begins anew")
-
-    def _guarded(self, probed: Probed) -> list[str]:
-        """Lets the guard look, and does what it says."""
-        if self._watch is None:
-            return []
-        assert self._trainer is not None
-        note, acts = self._watch.look(probed, Ranks.of_this_run(self._trainer.strategy.root_device).broadcast)
-        if note is None:
-            return []
-        rank_zero_warn(note)
-        tell_loggers(self._trainer, "T→T is damaged", note)
+    def _heed_damage(self, trainer: pl.Trainer, damage: str, acts: bool) -> None:
+        rank_zero_warn(damage)
+        tell_loggers(trainer, "T→T is damaged", damage)
         # Advice leaves even this to a person.
-        if acts and self._switch and self._watch.guard.action == "stop":
-            self._trainer.should_stop = True
-        if acts and self._switch and self._watch.guard.action == "lower_lr":
-            self._switch.set_rates(self._index, self._watch.lowered)
-        return [note]
+        if not acts or self.guard is None or self._switch is None:
+            return
+        if self.guard.action == "stop":
+            trainer.should_stop = True
+        elif self.guard.action == "lower_lr":
+            self._switch.set_rates(self._progress.index, self._progress.lowered)
 
     def _change_if_due(self, trainer: pl.Trainer, pl_module: pl.LightningModule, looks: bool) -> None:
-        while self._index < len(self.stages) - 1:
-            found = self._end_of_stage(trainer, looks)
-            if found is None:
-                return
+        by_hand = self._look_around(trainer) if looks and not self._progress.is_last else None
+        while (found := self._progress.end(trainer.global_step, by_hand)) is not None:
+            by_hand = None
             reason, began = found
-            looks = False
-            self._begun.append((began, reason))
-            self._due = None
-            self._tokens_at_start = self._tokens
-            if self._watch:
-                self._watch.begin_stage()
-            history = self._histories[self._index]
-            if history is not None and history.last_step != began:
-                history.restart()
+            self._progress.begin_next(reason, began)
             if self._switch:
-                self._switch.change(trainer, pl_module, self._index, began)
-            stage = self.stages[self._index]
-            words = f"Stage {self.stage_number} of {len(self.stages)}, {stage.name}, begins after step {began}: {reason}."
+                self._switch.change(trainer, pl_module, self._progress.index, began)
+            words = f"Stage {self.stage_number} of {len(self.stages)}, {self._stage.name}, begins after step {began}: {reason}."
             rank_zero_info(words)
-            tell_loggers(trainer, f"Stage {self.stage_number}, {stage.name}, begins", words)
-
-    def _end_of_stage(self, trainer: pl.Trainer, looks: bool) -> tuple[str, int] | None:
-        """Why the stage ends now and the step at which the next one begins, or ``None``."""
-        stage, step = self.stages[self._index], trainer.global_step
-        if looks:
-            wish = self._look_around(trainer)
-            if wish:
-                return f"by hand, {wish}", step
-        if self.mode == "advise" or self._is_held:
-            return None
-        if self._due is not None:
-            return self._due, step
-        if stage.steps is not None and step - self._since >= stage.steps:
-            return f"{stage.steps:,} steps are done", self._since + stage.steps
-        if stage.tokens is not None and self._tokens - self._tokens_at_start >= stage.tokens:
-            return f"{self._tokens - self._tokens_at_start:,} tokens are seen, of {stage.tokens:,}", step
-        longest = stage.until.max_steps if isinstance(stage.until, Plateau) else None
-        if longest is not None and step - self._since >= longest:
-            return f"max_steps {longest:,} of its rule are done", self._since + longest
-        return None
+            tell_loggers(trainer, f"Stage {self.stage_number}, {self._stage.name}, begins", words)
 
     def _look_around(self, trainer: pl.Trainer) -> str | None:
         """Sums tokens over ranks and asks whether the operator wants the next stage; called by all ranks together."""
         ranks = Ranks.of_this_run(trainer.strategy.root_device)
         mine = self._operator.wish(self._file(trainer), looks=trainer.is_global_zero)
         asked, tokens = ranks.total(np.array([mine is not None, self._tokens_here], dtype=np.float64))
-        self._tokens, self._tokens_here = self._tokens + int(tokens), 0
+        self._progress.tokens += int(tokens)
+        self._tokens_here = 0
         return ranks.words(mine)[0] if asked else None
 
     def _file(self, trainer: pl.Trainer) -> Path:
@@ -373,24 +285,3 @@ def _refuse(stages: Sequence[Stage], mode: str, check_every_n_steps: int) -> Non
         raise ValueError(f"mode must be 'apply' or 'advise', got {mode!r}")
     if check_every_n_steps < 1:
         raise ValueError(f"check_every_n_steps must be at least 1, got {check_every_n_steps}")
-
-
-def _probe_to_follow(trainer: pl.Trainer, stages: Sequence[Stage], guard: Guard | None) -> S2SBenchCallback | None:
-    """The trainer's first probe, where anything is decided from it."""
-    probes = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, S2SBenchCallback)]
-    rules = [(stage.name, stage.until) for stage in stages if isinstance(stage.until, Plateau)]
-    if not probes:
-        needs = f"stage {rules[0][0]!r} ends by a Plateau" if rules else "a guard watches T→T" if guard else None
-        if needs:
-            raise MisconfigurationException(f"{needs}, so the trainer needs an S2SBenchCallback to decide from")
-        return None
-    probe = probes[0].probe
-    for name, rule in rules:
-        if rule.condition not in probe.conditions:
-            raise MisconfigurationException(f"stage {name!r} decides from {rule.condition}, which the probe does not ask; add it to its conditions")
-        unknown = [each for each in rule.sets or () if each not in probe.benchmarks]
-        if unknown:
-            raise MisconfigurationException(f"stage {name!r} decides from the set {unknown[0]!r}, and the probe asks {', '.join(probe.benchmarks)}")
-    if guard and "t2t" not in probe.conditions:
-        raise MisconfigurationException("the guard watches T→T, which the probe does not ask; add 't2t' to its conditions")
-    return probes[0]
