@@ -169,4 +169,7 @@ def _send_wandb(logger: Any, showing: Showing) -> None:
             "trainer/global_step": showing.report.step,
         }
     )
+    verdict = showing.report.verdict
+    if verdict and verdict.decision:
+        run.summary[f"{PREFIX}/decision/reason"] = verdict.decision.reason
     logger.save()

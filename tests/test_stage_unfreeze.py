@@ -4,11 +4,13 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from conftest import TINY
@@ -16,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from s2sbench_callback import Benchmark, Guard, Plateau, S2SBenchCallback, Stage, StageUnfreeze, two_stage
@@ -24,7 +27,9 @@ from s2sbench_callback.decisions import Decision, Probed, StageHistory
 from s2sbench_callback.mini_world.data import MiniData
 from s2sbench_callback.mini_world.task import MiniTask
 from s2sbench_callback.stages import unfreeze
-from s2sbench_callback.stages.strategies import rebuild_wrapper, refuse_unsynchronised, stage_refusal
+from s2sbench_callback.stages.history import RuleHistory
+from s2sbench_callback.stages.selection import Learner
+from s2sbench_callback.stages.strategies import rebuild_wrapper, refuse_rows, refuse_unsynchronised, stage_refusal
 
 AUDIO = ("model.audio_embed_layers.", "audio_head.")
 BODY = ("model.layers.", "model.norm.")
@@ -302,13 +307,14 @@ def test_other_questions_begin_a_new_history(mini_set: Benchmark, tmp_path: Path
     assert trainer.global_step == 1
     assert asks.record is not None
     tables = asks.record.losses(1)
-    from s2sbench_callback.stages.history import RuleHistory
-
     history = RuleHistory(Plateau())
     assert history.add(Probed(1, tables, {}, {"mini": "lose"}))
-    from dataclasses import replace
-
     table = tables["mini"]["s2t"]
+    with pytest.raises(ValueError, match="looks at s2t, which the probe could not ask of any set"):
+        history.add(Probed(2, {"mini": {"t2t": tables["mini"]["t2t"]}}, {}, {"mini": "lose"}))
+    changed = RuleHistory(Plateau(figure="accuracy"))
+    changed.load(history.state())
+    assert changed.last_step is None
     other = {"mini": {"s2t": replace(table, item_ids=tuple(f"{name}'" for name in table.item_ids))}}
     assert not history.add(Probed(2, other, {}, {"mini": "lose"}))
     assert history.since(0).steps == (2,)
@@ -462,12 +468,26 @@ def test_strategies_that_cannot_change_stages_are_refused_with_the_reason(tmp_pa
 
 
 def test_what_fsdp2_does_not_shard_is_refused(cache_dir: Path) -> None:
-    from s2sbench_callback.stages.selection import Learner
-
     learner = Learner("projector.weight", nn.Parameter(torch.zeros(2)), None, None)
     with pytest.raises(MisconfigurationException, match=r"projector.weight and 0 more parameter\(s\) learn in a stage and are not sharded"):
         refuse_unsynchronised(_Trainer(ModelParallelStrategy()), [learner])  # type: ignore[arg-type]
     refuse_unsynchronised(_Trainer(ModelParallelStrategy(), world_size=1), [learner])  # type: ignore[arg-type]
+
+
+def test_rows_that_cannot_be_told_apart_are_refused() -> None:
+    learner = Learner("lm_head.weight", nn.Parameter(torch.zeros(4, 2)), np.array([True, False, False, True]), None)
+    with pytest.raises(MisconfigurationException, match=r"some rows of lm_head.weight, and FSDP flattens the matrix .* use ModelParallelStrategy"):
+        refuse_rows(_Trainer(FSDPStrategy()), [learner])  # type: ignore[arg-type]
+
+    class Columns(DTensor):
+        pass
+
+    parameter = torch.zeros(4, 2).as_subclass(torch.Tensor)
+    across = SimpleNamespace(is_shard=lambda dim: dim == 1, is_replicate=lambda: False)
+    sharded = Tensor._make_subclass(Columns, parameter)
+    sharded._spec = SimpleNamespace(placements=(across,))  # type: ignore[attr-defined]
+    with pytest.raises(MisconfigurationException, match="is sharded along another dimension than its rows"):
+        refuse_rows(_Trainer(ModelParallelStrategy()), [Learner("lm_head.weight", sharded, learner.rows, None)])  # type: ignore[arg-type]
 
 
 def test_the_callback_refuses_at_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
