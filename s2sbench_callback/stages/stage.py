@@ -91,7 +91,8 @@ class Stage:
         ends = [f"{self.steps:,} steps"] if self.steps else []
         ends += [f"{self.tokens:,} tokens"] if self.tokens else []
         if isinstance(self.until, Plateau):
-            ends.append(f"plateau of {self.until.condition} {self.until.figure}, min_gain {self.until.min_gain:g}")
+            limit = f", at most {self.until.max_steps:,} steps" if self.until.max_steps else ""
+            ends.append(f"plateau of {self.until.condition} {self.until.figure}, min_gain {self.until.min_gain:g}{limit}")
         ends += ["by hand"] if self.until == "hand" else []
         return " or ".join(ends) or "with the training"
 
