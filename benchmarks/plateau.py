@@ -22,7 +22,8 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-# Read before numpy starts its threads: each worker is to keep to one core.
+ENVIRONMENT = dict(os.environ)
+# Read before numpy starts its threads: each worker is to keep to one core; the training is not.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -110,7 +111,8 @@ def train(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "config.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        subprocess.run([sys.executable, str(ROOT / "recipes/two_stage.py"), "fit", "--config", str(path)], check=True, cwd=scratch)
+        command = [sys.executable, str(ROOT / "recipes/two_stage.py"), "fit", "--config", str(path)]
+        subprocess.run(command, check=True, cwd=scratch, env=ENVIRONMENT)
 
 
 def take_apart(record: RunRecord) -> Study:

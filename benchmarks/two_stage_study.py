@@ -78,8 +78,9 @@ def train(strategy: str, seed: int, steps: int, folder: Path) -> None:
 
 def table(records: dict[tuple[str, int], RunRecord]) -> str:
     """What each training ended with."""
-    lines = ["| strategy | seed | S→T accuracy | S→T positive minus negative | T→T accuracy | mean S→T accuracy over the run | stage 2 from step |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    headings = ("strategy", "seed", "S→T accuracy", "S→T positive minus negative", "T→T accuracy", "mean S→T accuracy over the run")
+    headings += ("lowest T→T accuracy", "stage 2 from step")
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for (strategy, seed), record in records.items():
         history = record.history()
         last = history[-1]
@@ -89,6 +90,7 @@ def table(records: dict[tuple[str, int], RunRecord]) -> str:
             _cell(last, "s2t/positive_minus_negative"),
             _cell(last, "t2t/accuracy"),
             f"{_over_the_run(history):.3f}",
+            f"{min(report.figure('mini', 't2t', 'accuracy').value for report in history):.3f}",
         ]
         lines.append(f"| {strategy.replace('_', ' ')} | {seed} | {' | '.join(cells)} | {began} |")
     return "\n".join(lines)

@@ -91,18 +91,19 @@ def test_sets_count_equally_whatever_their_size() -> None:
     assert rate.gain == pytest.approx(0.2)
 
 
-def test_questions_with_slopes_of_their_own_have_the_textbook_interval() -> None:
-    """Straight lines leave no noise from probe to probe, so what remains is the spread of the questions' own slopes."""
+@pytest.mark.parametrize(("probes", "windows"), [(6, 1), (9, 2), (14, 3), (200, 7)])
+def test_questions_with_slopes_of_their_own_have_the_textbook_interval(probes: int, windows: int) -> None:
+    """Straight lines leave no noise from probe to probe, so what remains is the spread of the questions' own slopes, set for each window."""
     draw = np.random.default_rng(0)
     slopes, weights = draw.normal(-0.1, 0.3, size=40), draw.integers(1, 4, size=40).astype(float)
     groups = [f"story {number // 2}" for number in range(40)]
-    values = np.arange(6.0)[:, None] * slopes
-    one = recent_rate(StageHistory(0, every_thousand(6), {"mini": series(values, weights, groups)}), -1, 0.01)
+    values = np.arange(float(probes))[:, None] * slopes
+    one = recent_rate(StageHistory(0, every_thousand(probes), {"mini": series(values, weights, groups)}), -1, 0.01)
     textbook = mean(-slopes, weights, groups)
-    half = (textbook.high - textbook.value) / Z_95 * -stdtrit(19, 0.01)
+    half = (textbook.high - textbook.value) / Z_95 * -stdtrit(19, 0.01 / windows)
     assert one is not None
     assert (one.gain, one.low, one.high) == pytest.approx((textbook.value, textbook.value - half, textbook.value + half))
-    two = recent_rate(StageHistory(0, every_thousand(6), {name: series(values, weights, groups) for name in "ab"}), -1, 0.01)
+    two = recent_rate(StageHistory(0, every_thousand(probes), {name: series(values, weights, groups) for name in "ab"}), -1, 0.01)
     assert two is not None
     assert two.high - two.gain == pytest.approx(half / math.sqrt(2))
 
