@@ -22,9 +22,7 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-ENVIRONMENT = dict(os.environ)
-# Read before numpy starts its threads: each worker is to keep to one core; the training is not.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read before numpy starts its threads: each worker is to keep to one core. The training reads only the first, and is not.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -112,7 +110,7 @@ def train(folder: Path) -> None:
         path = Path(scratch) / "config.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         command = [sys.executable, str(ROOT / "recipes/two_stage.py"), "fit", "--config", str(path)]
-        subprocess.run(command, check=True, cwd=scratch, env=ENVIRONMENT)
+        subprocess.run(command, check=True, cwd=scratch, env=dict(os.environ))
 
 
 def take_apart(record: RunRecord) -> Study:
