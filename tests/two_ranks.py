@@ -102,6 +102,8 @@ def fit(strategy: str, folder: Path, callbacks: list[pl.Callback], steps: int = 
     assert trainer.world_size == 2
     pl.seed_everything(2)
     trainer.fit(task, MiniData(batch_size=2, pretraining=TINY))
+    # Rank 0 may still be writing what the others read next.
+    dist.barrier()
     return task
 
 
@@ -172,7 +174,9 @@ def main() -> None:
     result = agree(strategy, folder) if kind == "agree" else fault(strategy, folder, kind, None if on_error == "default" else on_error)
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(result))
     if dist.is_initialized():
-        dist.destroy_process_group()
+        dist.barrier()
+    # Threads of the process group sometimes abort an interpreter that ends in good order.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from s2sbench_callback.adapters.attention import attention_arguments
-from s2sbench_callback.adapters.protocol import Role, Row
+from s2sbench_callback.adapters.protocol import Role, Row, Rows
 from s2sbench_callback.prompts import Condition
 from s2sbench_callback.speech import module_fingerprint
 
@@ -101,7 +101,7 @@ class SummedCodebooks:
         assert total is not None
         return total
 
-    def roles(self, model: nn.Module) -> Mapping[Role, tuple[str, ...]]:
+    def roles(self, model: nn.Module) -> Mapping[Role, tuple[str | Rows, ...]]:
         """Whole modules for every role."""
         return {
             "audio_embedding": ("model.audio_embed_layers.",),

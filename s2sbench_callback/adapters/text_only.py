@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from s2sbench_callback.adapters.attention import attention_arguments
-from s2sbench_callback.adapters.protocol import Role, Row
+from s2sbench_callback.adapters.protocol import Role, Row, Rows
 from s2sbench_callback.prompts import Condition
 
 
@@ -76,7 +76,7 @@ class TextOnly:
         logits: Tensor = output.logits[0]
         return logits
 
-    def roles(self, model: nn.Module) -> Mapping[Role, tuple[str, ...]]:
+    def roles(self, model: nn.Module) -> Mapping[Role, tuple[str | Rows, ...]]:
         """Embedding and head as ``transformers`` names them; everything else is the body."""
         language_model = cast(PreTrainedModel, model)
         by_module = {id(module): name for name, module in model.named_modules()}

@@ -120,9 +120,9 @@ class Switch:
             since: Step at which it begins.
         """
         assert self._optimizers is not None
-        before, now = self._selections[index - 1].learners, self._selections[index].learners
-        for name, learner in now.items():
-            if name in before and not _same_rows(before[name], learner):
+        for name, learner in self._selections[index].learners.items():
+            earlier = next((past.learners[name] for past in reversed(self._selections[:index]) if name in past.learners), None)
+            if earlier is not None and not _same_rows(earlier, learner):
                 # Rows that begin to learn would otherwise meet a step count that is not theirs, and jump.
                 self._optimizers.forget(learner.parameter)
         self._enter(trainer, pl_module, index, since, restart=self._stages[index].schedulers == "restart", lowered=1.0)
@@ -155,8 +155,9 @@ class Switch:
     def expect_state_of(self, names: Sequence[str]) -> None:
         """Makes exactly those parameters require gradients of which a sharded checkpoint holds a state, until it is loaded."""
         assert self._parts is not None
+        stateful = set(names)
         for name, parameter in self._governed.items():
-            parameter.requires_grad_(name in names)
+            parameter.requires_grad_(name in stateful)
 
     def table(self) -> str:
         """The plan of the stages, with learning rates once the optimizers are known."""
