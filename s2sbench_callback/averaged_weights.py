@@ -11,13 +11,14 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from s2sbench_callback.lightning_run import kinds_of
+
 Weights = Literal["current", "average"]
 
 
 def averaging_callback(trainer: pl.Trainer) -> Any | None:
     """Lightning's ``WeightAveraging`` or ``EMAWeightAveraging`` among the trainer's callbacks, where there is one."""
-    callbacks = cast(Any, trainer).callbacks
-    return next((callback for callback in callbacks if any(kind.__name__ == "WeightAveraging" for kind in type(callback).__mro__)), None)
+    return next((callback for callback in cast(Any, trainer).callbacks if "WeightAveraging" in kinds_of(callback)), None)
 
 
 def ends_on_average(trainer: pl.Trainer, callback: pl.Callback) -> bool:

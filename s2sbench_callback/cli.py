@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 
 from s2sbench_callback.callback import S2SBenchCallback
+from s2sbench_callback.lightning_run import callbacks_of
 from s2sbench_callback.plateau import Plateau
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.stages import StageUnfreeze
@@ -45,7 +46,7 @@ def stages(arguments: list[str]) -> None:
         arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
     """
     cli = _training(arguments)
-    unfreezers = [callback for callback in cast(Any, cli.trainer).callbacks if isinstance(callback, StageUnfreeze)]
+    unfreezers = callbacks_of(cli.trainer, StageUnfreeze)
     if not unfreezers:
         raise SystemExit("the config has no StageUnfreeze, so there are no stages to print")
     _stop_before_the_first_step(cli, [_Stop()])
@@ -80,8 +81,7 @@ def encode(arguments: list[str]) -> None:
         arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
     """
     cli = _training(arguments)
-    callbacks = cast(Any, cli.trainer).callbacks
-    probes = [callback for callback in callbacks if isinstance(callback, S2SBenchCallback)]
+    probes = callbacks_of(cli.trainer, S2SBenchCallback)
     if not probes:
         raise SystemExit("the config has no S2SBenchCallback, so there is nothing to encode")
     bar = cli.trainer.progress_bar_callback
@@ -111,10 +111,10 @@ def _stop_before_the_first_step(cli: LightningCLI, callbacks: list[pl.Callback])
     Stages stay: they say whether the front-end is frozen, and only then its codes are worth keeping. So do the probes that they decide from.
     """
     trainer: Any = cli.trainer
-    probes = [callback for callback in trainer.callbacks if isinstance(callback, S2SBenchCallback)]
+    probes = callbacks_of(cli.trainer, S2SBenchCallback)
     for probe in probes:
         probe.at_start = probe.at_end = False
-    trainer.callbacks = [*(callback for callback in trainer.callbacks if isinstance(callback, StageUnfreeze)), *probes, *callbacks]
+    trainer.callbacks = [*callbacks_of(cli.trainer, StageUnfreeze), *probes, *callbacks]
     # What keeps a probe from opening its record.
     trainer.fast_dev_run = True
     cli.trainer.fit_loop.min_epochs = cli.trainer.fit_loop.epoch_loop.min_steps = None

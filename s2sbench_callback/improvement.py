@@ -13,6 +13,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
 from s2sbench_callback.decisions import QuestionSeries, StageHistory
+from s2sbench_callback.significance import clustered
 
 Array = npt.NDArray[np.float64]
 
@@ -122,9 +123,7 @@ def _clustered_variance(values: Array, weights: Array, groups: npt.NDArray[np.in
     units = int(np.count_nonzero(np.bincount(groups, weights=weights)))
     if units < 2:
         return math.nan, units
-    mean = values @ weights / weights.sum()
-    residuals = np.bincount(groups, weights=weights * (values - mean))
-    return float(residuals @ residuals / weights.sum() ** 2 * units / (units - 1)), units
+    return clustered(values, weights, groups)[1] * units / (units - 1), units
 
 
 def noise_margin(times: Array, means: Array, error_rate: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
 import torch
@@ -16,9 +16,21 @@ from s2sbench_callback.live_model import Redirection
 from s2sbench_callback.report import PREFIX
 from s2sbench_callback.schedule import CheckpointTrigger
 
+T = TypeVar("T")
+
 _WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
 _SHARDED_IN_PLACE = "ModelParallelStrategy"
 _SHARDED_BY_WRAPPER = ("FSDPStrategy", "DeepSpeedStrategy")
+
+
+def kinds_of(thing: object) -> set[str]:
+    """Names of an object's class and all it inherits from, the same in either namespace of Lightning."""
+    return {kind.__name__ for kind in type(thing).__mro__}
+
+
+def callbacks_of(trainer: pl.Trainer, kind: type[T]) -> list[T]:
+    """The trainer's callbacks of one kind, in their order."""
+    return [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, kind)]
 
 
 def is_fast_dev_run(trainer: pl.Trainer) -> bool:
@@ -45,7 +57,7 @@ def checkpoint_triggers(trainer: pl.Trainer) -> list[CheckpointTrigger]:
 
 def refusal(trainer: pl.Trainer) -> str | None:
     """Why a model under this trainer's strategy cannot be probed, or ``None`` if it can."""
-    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    kinds = kinds_of(trainer.strategy)
     if kinds.isdisjoint((*_WHOLE, _SHARDED_IN_PLACE, *_SHARDED_BY_WRAPPER)):
         return f"the strategy {type(trainer.strategy).__name__} is unknown to the probe; it knows DDP, ModelParallelStrategy, FSDP and DeepSpeed"
     tensor_parallel = getattr(trainer.strategy, "_tensor_parallel_size", 1)
@@ -56,7 +68,7 @@ def refusal(trainer: pl.Trainer) -> str | None:
 
 def redirection(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Redirection | None:
     """For strategies that shard through a wrapper: runs a function inside the wrapper's forward, as Lightning runs ``validation_step``."""
-    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    kinds = kinds_of(trainer.strategy)
     if kinds.isdisjoint(_SHARDED_BY_WRAPPER):
         return None
 
@@ -135,7 +147,7 @@ def before_sharded_load(trainer: pl.Trainer, state_key: str, action: Callable[[d
 
 def judge_of(trainer: pl.Trainer) -> Judge | None:
     """The first callback that judges probes, where there is one."""
-    return next((callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Judge)), None)
+    return next(iter(callbacks_of(trainer, Judge)), None)  # type: ignore[type-abstract]
 
 
 def shows_progress(trainer: pl.Trainer) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from s2sbench_callback.items import Benchmark
+from s2sbench_callback.lightning_run import kinds_of
 from s2sbench_callback.metrics import compare
-from s2sbench_callback.plots import CONDITION_NAMES
-from s2sbench_callback.prompts import Condition
+from s2sbench_callback.prompts import CONDITION_NAMES, Condition
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables
 
 _CHANGED_COLUMNS = ("step", "set", "condition", "item", "now", "answer_loss", "best_other_loss", "context", "answer", "others")
@@ -43,7 +43,7 @@ def send(logger: Any, showing: Showing) -> None:
         logger: A Lightning logger of either namespace.
         showing: What to send.
     """
-    kinds = {kind.__name__ for kind in type(logger).__mro__}
+    kinds = kinds_of(logger)
     if "WandbLogger" in kinds:
         _send_wandb(logger, showing)
         return
@@ -76,7 +76,7 @@ def send_words(logger: Any, title: str, words: str, step: int) -> None:
         words: What there is to say.
         step: Optimizer steps done.
     """
-    kinds = {kind.__name__ for kind in type(logger).__mro__}
+    kinds = kinds_of(logger)
     if "WandbLogger" in kinds:
         logger.experiment.alert(title=f"S2SBench: {title}", text=words)
     elif "TensorBoardLogger" in kinds:

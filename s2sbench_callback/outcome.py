@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from s2sbench_callback.plots import CONDITION_NAMES
+from s2sbench_callback.prompts import CONDITION_NAMES
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import PREFIX, ProbeReport
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from s2sbench_callback.decisions import FIGURES, Decision, Figure, StageHistory
 from s2sbench_callback.improvement import MIN_PROBES, Rate, recent_rate
-from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.prompts import CONDITION_NAMES, CONDITIONS, Condition
 
-_CONDITION_NAMES: dict[Condition, str] = {"s2t": "S→T", "t2t": "T→T"}
 # How slowly the error rate is spent: of its first few parts, none takes more than a fifth, and late looks are left with enough.
 _SPENDING = 4
 
@@ -124,7 +123,7 @@ class Plateau:
             return f"{probes} probe{'s' * (probes != 1)} so far, a rate needs at least {MIN_PROBES}"
         if rate is None:
             return f"too few questions have finite losses at all of the last {MIN_PROBES} probes for a rate"
-        figure = f"{_CONDITION_NAMES[self.condition]} {self.figure.replace('_', ' ')}"
+        figure = f"{CONDITION_NAMES[self.condition]} {self.figure.replace('_', ' ')}"
         finding = (
             f"{figure} improved by {_short(rate.gain)} [{_short(rate.low)}, {_short(rate.high)}] per 1,000 steps over the last {rate.probes} probes "
             f"(steps {rate.first_step} to {rate.last_step}), "

@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from s2sbench_callback.prompts import Condition
+from s2sbench_callback.prompts import CONDITION_NAMES, Condition
 from s2sbench_callback.report import ProbeReport
 
-CONDITION_NAMES: dict[Condition, str] = {"s2t": "S→T", "t2t": "T→T"}
 _COLOURS: dict[Condition, str] = {"s2t": "#d1495b", "t2t": "#30638e"}
 
 

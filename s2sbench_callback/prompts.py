@@ -9,6 +9,7 @@ from s2sbench_callback.items import Audio, Context, Language
 
 Condition = Literal["s2t", "t2t"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
+CONDITION_NAMES: dict[Condition, str] = {"s2t": "S→T", "t2t": "T→T"}
 
 PROMPT_VERSION = "s2sbench-1"
 

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped, send_words
 from s2sbench_callback.metrics import invalid_items
-from s2sbench_callback.plots import CONDITION_NAMES, panels, pixels, png
-from s2sbench_callback.prompts import CONDITIONS
+from s2sbench_callback.plots import panels, pixels, png
+from s2sbench_callback.prompts import CONDITION_NAMES, CONDITIONS
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables
 

@@ -21,17 +21,26 @@ class Estimate:
     high: float
 
 
-def _clustered(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], groups: Sequence[str]) -> tuple[float, float, int]:
+def clustered(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], groups: npt.NDArray[np.intp]) -> tuple[float, float, int]:
     """Weighted mean, the variance of that mean with groups as independent units, and the number of groups.
 
     The mean is a ratio of two sums over groups, linearised; without the small-sample factor, so that for one yes-or-no answer a
     group the variance is p(1 - p)/n exactly.
+
+    Args:
+        values: ``[Q]``.
+        weights: ``[Q]``.
+        groups: ``[Q]`` number of each question's group, from 0.
     """
     total = weights.sum()
     mean = float((values * weights).sum() / total)
-    _, index = np.unique(np.asarray(groups), return_inverse=True)
-    residuals = np.bincount(index, weights=weights * (values - mean))
+    residuals = np.bincount(groups, weights=weights * (values - mean))
     return mean, float((residuals**2).sum() / total**2), len(residuals)
+
+
+def _clustered(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], groups: Sequence[str]) -> tuple[float, float, int]:
+    """The same, by names of groups."""
+    return clustered(values, weights, np.unique(np.asarray(groups), return_inverse=True)[1])
 
 
 def proportion(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], groups: Sequence[str]) -> Estimate:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from conftest import TINY
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from processes import end, shard, whole
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from s2sbench_callback import Benchmark, S2SBenchCallback, mini
@@ -42,10 +42,7 @@ class Task(MiniTask):
 
     def configure_model(self) -> None:
         if self.sharded:
-            mesh = self.device_mesh["data_parallel"]
-            for layer in self.model.model.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(self.model, mesh=mesh)
+            shard(self)
 
 
 class Faulty(SummedCodebooks):
@@ -105,10 +102,6 @@ def fit(strategy: str, folder: Path, callbacks: list[pl.Callback], steps: int = 
     # Rank 0 may still be writing what the others read next.
     dist.barrier()
     return task
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def weights(task: Task) -> dict[str, Tensor]:
@@ -173,10 +166,7 @@ def main() -> None:
     strategy, folder, kind, on_error = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
     result = agree(strategy, folder) if kind == "agree" else fault(strategy, folder, kind, None if on_error == "default" else on_error)
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(result))
-    if dist.is_initialized():
-        dist.barrier()
-    # Threads of the process group sometimes abort an interpreter that ends in good order.
-    os._exit(0)
+    end()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from conftest import TINY
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from processes import end, shard, whole
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -41,10 +41,7 @@ class Task(MiniTask):
 
     def configure_model(self) -> None:
         if self.sharded:
-            mesh = self.device_mesh["data_parallel"]
-            for layer in self.model.model.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(self.model, mesh=mesh)
+            shard(self)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         step = self.trainer.current_epoch * BATCHES_AN_EPOCH + batch_idx if self.trainer.accumulate_grad_batches > 1 else self.global_step
@@ -199,10 +196,6 @@ def fit(strategy: str, kind: str, folder: Path, resume: str | None = None) -> di
     }
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def main() -> None:
     """``strategy folder job...``: a job is a kind, or ``name=checkpoint`` to go on from one."""
     torch.set_num_threads(1)
@@ -217,10 +210,7 @@ def main() -> None:
                 path = folder / strategy / name / "checkpoints" / f"step={step}.ckpt"
                 result[f"from_{step}"] = fit(strategy, name, folder / strategy / f"from_{step}", str(path))
     torch.save(result, folder / f"{strategy}.rank{os.environ.get('RANK', '0')}.pt")
-    if dist.is_initialized():
-        dist.barrier()
-    # Threads of the process group sometimes abort an interpreter that ends in good order.
-    os._exit(0)
+    end()
 
 
 if __name__ == "__main__":

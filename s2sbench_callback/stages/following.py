@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from s2sbench_callback.callback import S2SBenchCallback
 from s2sbench_callback.guard import Guard
+from s2sbench_callback.lightning_run import callbacks_of
 from s2sbench_callback.plateau import Plateau
 from s2sbench_callback.stages.stage import Stage
 
@@ -25,7 +25,7 @@ def probe_to_follow(trainer: pl.Trainer, stages: Sequence[Stage], guard: Guard |
     Raises:
         MisconfigurationException: If a rule or the guard looks at what is not probed.
     """
-    probes = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, S2SBenchCallback)]
+    probes = callbacks_of(trainer, S2SBenchCallback)
     rules = [(stage.name, stage.until) for stage in stages if isinstance(stage.until, Plateau)]
     if not probes:
         needs = f"stage {rules[0][0]!r} ends by a Plateau" if rules else "a guard watches T→T" if guard else None

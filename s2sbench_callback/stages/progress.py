@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -16,21 +16,6 @@ from s2sbench_callback.plateau import Plateau
 from s2sbench_callback.stages.history import RuleHistory
 from s2sbench_callback.stages.stage import Stage
 from s2sbench_callback.stages.watch import GuardWatch
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a probe leads to.
-
-    Attributes:
-        verdict: What goes into its report.
-        damage: What the guard has to say, if T→T is damaged.
-        acts: Whether the guard wants something done about it that has not been done.
-    """
-
-    verdict: Verdict
-    damage: str | None = None
-    acts: bool = False
 
 
 class Progress:
@@ -87,12 +72,16 @@ class Progress:
         since, entered = begun[-1]
         return Verdict(len(begun), since, entered)
 
-    def judge(self, probed: Probed, agree: Callable[[str], str]) -> Judgement:
+    def judge(self, probed: Probed, agree: Callable[[str], str]) -> tuple[Verdict, bool]:
         """Lets the guard and the stage's rule look at a probe.
 
         Args:
             probed: The probe.
             agree: Gives every rank the words of rank 0, so that there is one decision for all of them.
+
+        Returns:
+            What goes into the probe's report, with the damage to T→T in its notes, and whether the guard wants something done about that which has
+            not been done.
         """
         damage, acts = self._watch.look(probed, agree) if self._watch else (None, False)
         decision = self._decision(probed, agree)
@@ -105,8 +94,7 @@ class Progress:
             decision = replace(decision, advance=False, reason=f"{decision.reason}; held back because T→T is damaged")
         if decision and decision.advance and self._applies:
             self._due = decision.reason
-        verdict = replace(self.standing(probed.step), decision=decision, notes=(damage,) if damage else ())
-        return Judgement(verdict, damage, acts)
+        return replace(self.standing(probed.step), decision=decision, notes=(damage,) if damage else ()), acts
 
     def end(self, step: int, by_hand: str | None) -> tuple[str, int] | None:
         """Why the stage ends now and the step at which the next one begins, or ``None``.

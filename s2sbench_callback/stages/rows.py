@@ -39,6 +39,8 @@ class FrozenRows:
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Keeps the frozen rows of what an optimizer is about to change."""
+        if not self._frozen:
+            return
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._kept = {parameter: _local(parameter)[rows] for parameter, rows in self._frozen.items() if id(parameter) in owned}
 

@@ -14,13 +14,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from s2sbench_callback.lightning_run import kinds_of
 from s2sbench_callback.stages.selection import Learner
 
 
 def stage_refusal(trainer: pl.Trainer) -> str | None:
     """Why stages cannot change under a trainer's strategy, or ``None`` if they can."""
     strategy: Any = trainer.strategy
-    kinds = {kind.__name__ for kind in type(strategy).__mro__}
+    kinds = kinds_of(strategy)
     if "DeepSpeedStrategy" in kinds:
         return (
             "DeepSpeed lays out its flat buffers from the parameters that learn when it is initialised: what is frozen then never learns, and what "
@@ -40,7 +41,7 @@ def refuse_unsynchronised(trainer: pl.Trainer, learners: Iterable[Learner]) -> N
     Raises:
         MisconfigurationException: If a parameter that learns in any stage is not.
     """
-    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    kinds = kinds_of(trainer.strategy)
     if "ModelParallelStrategy" not in kinds or trainer.world_size == 1:
         return
     whole = [learner.name for learner in learners if not isinstance(learner.parameter, DTensor)]
@@ -58,7 +59,7 @@ def refuse_rows(trainer: pl.Trainer, learners: Iterable[Learner]) -> None:
         MisconfigurationException: If a stage trains rows under FSDP1, or under FSDP2 with a matrix that is not sharded along its rows.
     """
     partly = [learner for learner in learners if learner.rows is not None]
-    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    kinds = kinds_of(trainer.strategy)
     if partly and "FSDPStrategy" in kinds:
         raise MisconfigurationException(
             f"a stage trains some rows of {partly[0].name}, and FSDP flattens the matrix so that rows cannot be told apart; use "

@@ -220,14 +220,14 @@ class StageUnfreeze(pl.Callback):
         """Lets the stage's rule and the guard look at a probe; called by the probe on all ranks together."""
         if source is not self._probe or self._trainer is None:
             return self._progress.standing(probed.step)
-        judgement = self._progress.judge(probed, Ranks.of_this_run(self._trainer.strategy.root_device).broadcast)
-        if judgement.damage is not None:
-            self._heed_damage(self._trainer, judgement.damage, judgement.acts)
-        decision = judgement.verdict.decision
+        verdict, acts = self._progress.judge(probed, Ranks.of_this_run(self._trainer.strategy.root_device).broadcast)
+        for damage in verdict.notes:
+            self._heed_damage(self._trainer, damage, acts)
+        decision = verdict.decision
         if decision and decision.advance and self.mode == "advise" and not self._has_advised:
             self._has_advised = True
             tell_loggers(self._trainer, f"Stage {self.stage_number}, {self._stage.name}, has done its work", decision.reason)
-        return judgement.verdict
+        return verdict
 
     @property
     def _stage(self) -> Stage:
