@@ -86,7 +86,7 @@ def questions(shape: Shape, count: int, shared: bool = True, vocabulary: int = 4
     for question in range(count):
         contexts = [ids(shape.context)] * shape.candidates if shared else [ids(shape.context) for _ in range(shape.candidates)]
         endings = [ids(shape.candidate) for _ in range(shape.candidates)]
-        encoded = [EncodedCandidate(question, index, ending, ending[:, None]) for index, ending in enumerate(endings)]
+        encoded = [EncodedCandidate.of_text(question, index, ending) for index, ending in enumerate(endings)]
         if shared:
             units.append(Unit(contexts[0][:, None], tuple(encoded)))
         else:
@@ -96,7 +96,7 @@ def questions(shape: Shape, count: int, shared: bool = True, vocabulary: int = 4
             return " ".join(map(str, tensor.tolist()))
 
         items.append(Item(str(question), tuple(Context(words(context)) for context in contexts), tuple(map(words, endings)), 0))
-    return Questions(Benchmark("bench", "zh", tuple(items)), "t2t", tuple(units))
+    return Questions(Benchmark("bench", "zh", tuple(items)), "t2t", tuple(units), units[0])
 
 
 @torch.no_grad()
@@ -105,10 +105,10 @@ def release_way(model: LlamaForCausalLM, asked: Questions) -> list[float]:
     losses = []
     for unit in asked.units:
         for candidate in unit.candidates:
-            ids = torch.cat([unit.context[:, 0], candidate.ids])
+            ids = torch.cat([unit.context[:, 0], candidate.streams[:, 0]])
             logits = model(input_ids=ids[None]).logits[0]
-            n = len(candidate.ids)
-            losses.append(float(torch.nn.functional.cross_entropy(logits[-n - 1 : -1].float(), candidate.ids)))
+            n = len(candidate.streams)
+            losses.append(float(torch.nn.functional.cross_entropy(logits[-n - 1 : -1].float(), candidate.targets[:, 0])))
     return losses
 
 
@@ -126,7 +126,7 @@ def floor(model: LlamaForCausalLM, asked: Questions, max_tokens: int) -> None:
     """Dense forwards over as many tokens in rows of the same size, with the text head at as many positions."""
     for units in pack(asked.units, max_tokens):
         row = build_row(units)
-        model(input_ids=row.row.streams[:, 0][None], logits_to_keep=torch.arange(len(row.targets)).clamp(max=len(row.row.streams) - 1))
+        model(input_ids=row.row.streams[:, 0][None], logits_to_keep=torch.arange(len(row.row.targets)).clamp(max=len(row.row.streams) - 1))
 
 
 def ratio(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[float, float, float]:
@@ -218,9 +218,10 @@ def peak_memory(way: str) -> None:
     shape = Shape("", tokens - 36, 2, 16, 0.3) if way == "engine" else Shape("", tokens - 16, 1, 16, 0.3)
     draw = torch.Generator().manual_seed(0)
     context, ending = (torch.randint(3, vocabulary, (length,), generator=draw) for length in (shape.context, shape.candidate))
-    encoded = tuple(EncodedCandidate(0, index, ending, ending[:, None]) for index in range(2))
+    encoded = tuple(EncodedCandidate.of_text(0, index, ending) for index in range(2))
     item = Item("0", (Context("c"),) * 2, ("a", "b"), 0)
-    asked = Questions(Benchmark("bench", "zh", (item,)), "t2t", (Unit(context[:, None], encoded),))
+    unit = Unit(context[:, None], encoded)
+    asked = Questions(Benchmark("bench", "zh", (item,)), "t2t", (unit,), unit)
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 8, dtype=torch.long), logits_to_keep=1)
     gc.collect()

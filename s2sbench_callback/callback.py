@@ -35,7 +35,7 @@ from s2sbench_callback.lightning_run import (
 )
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.probe import Probe
-from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.prompts import DEFAULT_CONDITIONS, Condition
 from s2sbench_callback.publishing import Publisher
 from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.record import RunRecord
@@ -63,7 +63,7 @@ class S2SBenchCallback(pl.Callback):
         adapter: How the model is read; found from its class by default.
         locator: Where the language model is in the LightningModule, as a dotted path or a function of it; by default the
             LightningModule itself is looked at, then its children.
-        conditions: ``s2t``, ``t2t`` or both.
+        conditions: Some of ``s2t``, ``t2t``, ``s2s`` and ``t2s`` (context to candidate, spoken or written); the first two by default.
         every_n_train_steps: Optimizer steps between probes; by default each ``ModelCheckpoint`` is followed, always before it saves.
         at_start: Whether to probe before the first step.
         at_end: Whether to probe after the last step.
@@ -120,7 +120,7 @@ class S2SBenchCallback(pl.Callback):
             raise ValueError(f"on_error must be 'raise', 'skip' or None, got {on_error!r}")
         self.probe = Probe(
             benchmarks if benchmarks is not None else [mini()],
-            CONDITIONS if conditions is None else conditions,
+            DEFAULT_CONDITIONS if conditions is None else conditions,
             max_questions,
             max_tokens,
             cache_dir,

@@ -52,6 +52,8 @@ class Item:
         candidates: Texts to compare, two or more, all different.
         answer: Index of the right candidate.
         group: Questions that share one are not independent of each other; by default each stands for itself.
+        candidate_audios: A recording of each candidate alone, where there are any.
+        story_audios: A recording of context and candidate together for each candidate, where there are any.
     """
 
     id: str
@@ -59,12 +61,17 @@ class Item:
     candidates: tuple[str, ...]
     answer: int
     group: str = field(default="")
+    candidate_audios: tuple[Audio, ...] = ()
+    story_audios: tuple[Audio, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.candidates) < 2:
             raise ValueError(f"item {self.id!r} has {len(self.candidates)} candidate(s); a comparison needs at least 2")
         if len(self.contexts) != len(self.candidates):
             raise ValueError(f"item {self.id!r} has {len(self.contexts)} contexts for {len(self.candidates)} candidates; give one each")
+        for kind, audios in (("recordings of candidates", self.candidate_audios), ("recordings of whole stories", self.story_audios)):
+            if audios and len(audios) != len(self.candidates):
+                raise ValueError(f"item {self.id!r} has {len(audios)} {kind} for {len(self.candidates)} candidates; give one each, or none")
         if not 0 <= self.answer < len(self.candidates):
             raise ValueError(f"item {self.id!r}: answer {self.answer} is no index of its {len(self.candidates)} candidates")
         for index, candidate in enumerate(self.candidates):
@@ -133,4 +140,7 @@ class Benchmark:
             add(item.id, item.group, str(item.answer), str(len(item.candidates)))
             for context, candidate in zip(item.contexts, item.candidates, strict=True):
                 add(context.text, context.audio.digest if context.audio else "", candidate)
+            for kind, audios in (("candidates", item.candidate_audios), ("stories", item.story_audios)):
+                if audios:
+                    add(kind, *(audio.digest for audio in audios))
         return digest.hexdigest()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from s2sbench_callback.items import Benchmark, TieRule
+from s2sbench_callback.prompts import Modality
 from s2sbench_callback.scoring import LossTable
 from s2sbench_callback.significance import Estimate, mean, paired_difference, proportion
 
@@ -144,12 +145,13 @@ def invalid_items(table: LossTable) -> list[str]:
     return [name for name, bad in zip(table.item_ids, invalid, strict=True) if bad]
 
 
-def normalised_accuracies(table: LossTable, benchmark: Benchmark) -> dict[str, float]:
-    """Accuracy by other normalisations of the same nats: by whole candidate, by character, by byte of UTF-8.
+def normalised_accuracies(table: LossTable, benchmark: Benchmark, candidate: Modality = "text") -> dict[str, float]:
+    """Accuracy by other normalisations of the same nats: by whole candidate, and of written ones by character and by byte of UTF-8.
 
     Args:
         table: The losses.
         benchmark: The questions they belong to.
+        candidate: How the candidates were given.
     """
 
     def accuracy(lengths: Callable[[str], int]) -> float:
@@ -159,6 +161,8 @@ def normalised_accuracies(table: LossTable, benchmark: Benchmark) -> dict[str, f
         compared = compare(replace(table, tokens=counts), benchmark.tie_rule)
         return float(compared.wins.sum() / compared.count.sum())
 
+    if candidate == "speech":
+        return {"sum": accuracy(lambda _: 1)}
     return {"sum": accuracy(lambda _: 1), "per_character": accuracy(len), "per_byte": accuracy(lambda text: len(text.encode()))}
 
 

@@ -23,14 +23,19 @@ class EncodedCandidate:
     Attributes:
         question: Index of its question in the benchmark.
         candidate: Index among the question's candidates.
-        ids: Text ids to predict, ``[n]`` with ``n >= 1``.
-        streams: The same tokens as positions to feed, ``[n, S]``.
+        streams: Its tokens as positions to feed, ``[n, S]`` with ``n >= 1``.
+        targets: What each head of the model is to predict at each of them, ``[n, J]``, -1 where nothing is scored.
     """
 
     question: int
     candidate: int
-    ids: Tensor
     streams: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of_text(cls, question: int, candidate: int, ids: Tensor) -> EncodedCandidate:
+        """A candidate of text ids ``[n]`` in a model of one stream."""
+        return cls(question, candidate, ids[:, None], ids[:, None])
 
 
 @dataclass(frozen=True)
@@ -40,36 +45,36 @@ class Unit:
     Attributes:
         context: ``[L, S]``.
         candidates: One or more.
+        features: ``[F, D]`` what the model's front-end heard, where it hears in features; the last stream then holds rows of it.
     """
 
     context: Tensor
     candidates: tuple[EncodedCandidate, ...]
+    features: Tensor | None = None
 
     @property
     def tokens(self) -> int:
         """Positions that the unit takes in a row."""
-        return len(self.context) + sum(len(candidate.ids) - 1 for candidate in self.candidates)
+        return len(self.context) + sum(len(candidate.streams) - 1 for candidate in self.candidates)
 
     def alone(self) -> Iterator[Unit]:
         """The same work without sharing: one unit a candidate."""
         for candidate in self.candidates:
-            yield Unit(self.context, (candidate,))
+            yield Unit(self.context, (candidate,), self.features)
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A row and what its logits are compared with.
+    """A row and whose losses it gives.
 
     Attributes:
         row: What the adapter reads.
-        targets: ``[A]`` text ids, one for each of ``row.sources``.
         questions: ``[A]`` question of each target.
         candidates: ``[A]`` candidate of each target.
         lengths: Number of targets of each candidate, in the same order.
     """
 
     row: Row
-    targets: Tensor
     questions: Tensor
     candidates: Tensor
     lengths: list[int]
@@ -105,9 +110,9 @@ def build_row(units: Sequence[Unit]) -> PackedRow:
     """
     widest = max(piece.shape[1] for unit in units for piece in (unit.context, *(candidate.streams for candidate in unit.candidates)))
     streams, positions, contexts, branches = [], [], [], []
-    targets, questions, candidates = [], [], []
-    sources: list[int] = []
-    end = 0
+    sources, heads, targets, questions, candidates = [], [], [], [], []
+    features: list[Tensor] = []
+    end = heard = 0
 
     def place(piece: Tensor, first_position: int, context: int, branch: int) -> None:
         nonlocal end
@@ -118,21 +123,38 @@ def build_row(units: Sequence[Unit]) -> PackedRow:
         end += len(piece)
 
     for context_index, unit in enumerate(units):
-        place(unit.context, 0, context_index, -1)
+        place(unit.context if unit.features is None else _moved(unit.context, heard), 0, context_index, -1)
+        if unit.features is not None:
+            features.append(unit.features)
+            heard += len(unit.features)
         last_of_context = end - 1
         for branch, candidate in enumerate(unit.candidates):
-            fed = len(candidate.ids) - 1
-            sources.extend((last_of_context, *range(end, end + fed)))
+            fed = len(candidate.streams) - 1
+            before = torch.tensor([last_of_context, *range(end, end + fed)])
             place(candidate.streams[:fed], len(unit.context), context_index, branch)
-            targets.append(candidate.ids)
-            questions.append(torch.full_like(candidate.ids, candidate.question))
-            candidates.append(torch.full_like(candidate.ids, candidate.candidate))
+            scored = candidate.targets >= 0
+            at, head = scored.nonzero(as_tuple=True)
+            sources.append(before[at])
+            heads.append(head)
+            targets.append(candidate.targets[scored])
+            questions.append(torch.full_like(head, candidate.question))
+            candidates.append(torch.full_like(head, candidate.candidate))
 
     one_sequence = len(units) == 1 and len(units[0].candidates) == 1
     row = Row(
         streams=torch.cat(streams),
         positions=torch.cat(positions),
         segments=None if one_sequence else torch.stack([torch.cat(contexts), torch.cat(branches)]),
-        sources=torch.tensor(sources),
+        sources=torch.cat(sources),
+        heads=torch.cat(heads),
+        targets=torch.cat(targets),
+        features=torch.cat(features) if features else None,
+        asks_other_heads=any(bool(head.any()) for head in heads),
     )
-    return PackedRow(row, torch.cat(targets), torch.cat(questions), torch.cat(candidates), [len(ids) for ids in targets])
+    return PackedRow(row, torch.cat(questions), torch.cat(candidates), [len(ids) for ids in targets])
+
+
+def _moved(context: Tensor, rows: int) -> Tensor:
+    """The context with the rows of its last stream counted from further down."""
+    last = context[:, -1:]
+    return torch.cat([context[:, :-1], torch.where(last >= 0, last + rows, last)], dim=1)

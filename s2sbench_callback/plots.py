@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from s2sbench_callback.prompts import CONDITION_NAMES, Condition
 from s2sbench_callback.report import ProbeReport
 
-_COLOURS: dict[Condition, str] = {"s2t": "#d1495b", "t2t": "#30638e"}
+_COLOURS: dict[Condition, str] = {"s2t": "#d1495b", "t2t": "#30638e", "s2s": "#edae49", "t2s": "#8d6a9f"}
 
 
 def panels(history: Sequence[ProbeReport]) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from s2sbench_callback.items import Audio, Benchmark, Item
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.metrics import refuse_if_mostly_invalid
 from s2sbench_callback.parameter_names import named_parameters
-from s2sbench_callback.prompts import CONDITIONS, PROMPT_VERSION, Condition
+from s2sbench_callback.prompts import CONDITIONS, DEFAULT_CONDITIONS, PROMPT_VERSION, Condition, lacks, prompt
 from s2sbench_callback.ranks import Ranks, end_the_job, share
 from s2sbench_callback.scoring import LossTable, Questions, Scorer, encode
 from s2sbench_callback.speech import AudioTokenCache, load_waveform
@@ -52,7 +52,7 @@ class Probe:
     def __init__(
         self,
         benchmarks: Sequence[Benchmark],
-        conditions: Sequence[Condition] = CONDITIONS,
+        conditions: Sequence[Condition] = DEFAULT_CONDITIONS,
         max_questions: int | None = None,
         max_tokens: int | None = None,
         cache_dir: str | Path | None = None,
@@ -96,8 +96,8 @@ class Probe:
         for benchmark in self.benchmarks.values():
             for condition in self.conditions:
                 reason = adapter.refusal(condition)
-                if reason is None and condition == "s2t" and not all(item.has_audio for item in benchmark.items):
-                    reason = "the set has no recordings"
+                if reason is None and (missing := lacks(benchmark, condition)):
+                    reason = f"the set has {missing}"
                 if reason is None:
                     asked.append((benchmark, condition))
                 else:
@@ -170,7 +170,7 @@ class Probe:
             ProbeError: On all ranks, if one of several failed.
         """
         asked = ranks.together(lambda: self.asked(adapter), "while asking the adapter")
-        heard = [benchmark for benchmark, condition in asked if condition == "s2t"]
+        heard = [(benchmark, condition) for benchmark, condition in asked if condition != "t2t"]
         fingerprint = ranks.together(lambda: _audio_fingerprint(adapter, live.model) if heard else "", "while hashing the front-end")
         key = (str(id(adapter)), fingerprint)
         # One decision for all ranks: front-ends may differ between them, in running statistics for example.
@@ -180,7 +180,15 @@ class Probe:
         # Both conditions of a question and all its candidates on one rank.
         shares = {name: share([_cost(item) for item in benchmark.items], ranks.size)[ranks.rank] for name, benchmark in self.benchmarks.items()}
         self._audio_tokens.use(fingerprint, on_disk=not _learns_to_hear(adapter, live.model))
-        self._tokenise_speech(adapter, live, ranks, [benchmark.items[index] for benchmark in heard for index in shares[benchmark.name]], progress)
+        recordings = {
+            audio.digest: audio
+            for benchmark, condition in heard
+            # A rank without a question runs the first, for the others' sake.
+            for item in (benchmark.items[index] for index in shares[benchmark.name] or [0])
+            for candidate in range(len(item.candidates))
+            for audio in prompt(condition, benchmark.language, item, candidate).recordings
+        }
+        self._tokenise_speech(adapter, live, ranks, recordings.values(), progress)
         questions = ranks.together(
             lambda: [encode(benchmark, condition, adapter, self._audio_tokens.get, shares[benchmark.name]) for benchmark, condition in asked],
             "while laying out questions",
@@ -188,13 +196,12 @@ class Probe:
         self._questions = (key, questions)
         return questions
 
-    def _tokenise_speech(self, adapter: Adapter, live: LiveModel, ranks: Ranks, items: Sequence[Item], progress: bool) -> None:
-        """Fills the cache with the recordings of this rank's questions.
+    def _tokenise_speech(self, adapter: Adapter, live: LiveModel, ranks: Ranks, recordings: Iterable[Audio], progress: bool) -> None:
+        """Fills the cache with recordings.
 
         Recordings are read ahead in threads, and the front-end is entered equally often on every rank.
         """
-        recordings = {context.audio.digest: context.audio for item in items for context in item.contexts if context.audio}
-        missing = ranks.together(lambda: [audio for audio in recordings.values() if audio not in self._audio_tokens], "while looking into the cache")
+        missing = ranks.together(lambda: [audio for audio in recordings if audio not in self._audio_tokens], "while looking into the cache")
         chunks = [missing[start : start + _READ_AHEAD] for start in range(0, len(missing), _READ_AHEAD)]
         with ThreadPoolExecutor(_READERS) as pool:
 

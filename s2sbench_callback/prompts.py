@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from s2sbench_callback.items import Audio, Context, Language
+from s2sbench_callback.items import Audio, Benchmark, Item, Language
 
-Condition = Literal["s2t", "t2t"]
+Modality = Literal["text", "speech"]
+Condition = Literal["s2t", "t2t", "s2s", "t2s"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
-CONDITION_NAMES: dict[Condition, str] = {"s2t": "S→T", "t2t": "T→T"}
+DEFAULT_CONDITIONS: tuple[Condition, ...] = ("s2t", "t2t")
+CONDITION_NAMES: dict[Condition, str] = {"s2t": "S→T", "t2t": "T→T", "s2s": "S→S", "t2s": "T→S"}
+CANDIDATES: dict[Condition, Modality] = {"s2t": "text", "t2t": "text", "s2s": "speech", "t2s": "speech"}
 
 PROMPT_VERSION = "s2sbench-1"
 
@@ -26,27 +29,59 @@ class Prompt:
 
     Attributes:
         context: Texts and recordings in reading order; each text is tokenised on its own.
-        candidate: The text to score, with the space that precedes it.
+        candidate: The text to score, with the space that precedes it, or the recording.
     """
 
     context: tuple[str | Audio, ...]
-    candidate: str
+    candidate: str | Audio
+
+    @property
+    def recordings(self) -> tuple[Audio, ...]:
+        """Every recording in it."""
+        return tuple(part for part in (*self.context, self.candidate) if isinstance(part, Audio))
 
 
-def prompt(condition: Condition, language: Language, context: Context, candidate: str) -> Prompt:
-    """Lays out one candidate in one condition, as Baichuan-Audio's scripts do.
+def paper_instruction(condition: Condition, language: Language) -> str:
+    """The instruction of the release's scripts: before a spoken context with a written candidate."""
+    return SPOKEN_INSTRUCTION[language] if condition == "s2t" else ""
+
+
+def prompt(condition: Condition, language: Language, item: Item, index: int, instruction: str = "") -> Prompt:
+    """Lays out one candidate in one condition, as Baichuan-Audio's scripts do where they say how.
+
+    A spoken candidate follows its context as it is. Where a set has whole spoken stories alone, S→S has no context and the whole story is the
+    candidate.
 
     Args:
-        condition: ``s2t`` (spoken context) or ``t2t`` (written context); the candidate is text in both.
-        language: Language of the instruction, and of the spacing.
-        context: The context, with a recording for ``s2t``.
-        candidate: The candidate as it stands in the file.
+        condition: How context and candidate are given.
+        language: Language of the spacing.
+        item: The question.
+        index: Which of its candidates.
+        instruction: What is read before the context.
 
     Raises:
-        ValueError: If the condition needs a recording that the context does not have.
+        ValueError: If the condition needs a recording that the item does not have.
     """
-    if condition == "t2t":
-        return Prompt((context.text,), _WRITTEN_SPACE[language] + candidate)
-    if context.audio is None:
-        raise ValueError(f"S→T needs a recording, and there is none for the context {context.text[:60]!r}")
-    return Prompt((SPOKEN_INSTRUCTION[language], context.audio), candidate)
+    reason = lacks(item, condition)
+    if reason:
+        raise ValueError(f"{CONDITION_NAMES[condition]} cannot be asked of item {item.id!r}: it has {reason}")
+    context, before = item.contexts[index], (instruction,) if instruction else ()
+    if condition == "s2s" and not item.candidate_audios:
+        return Prompt(before, item.story_audios[index])
+    heard: str | Audio = context.audio if condition in ("s2t", "s2s") and context.audio else context.text
+    if CANDIDATES[condition] == "speech":
+        return Prompt((*before, heard), item.candidate_audios[index])
+    return Prompt((*before, heard), (_WRITTEN_SPACE[language] if condition == "t2t" else "") + item.candidates[index])
+
+
+def lacks(asked: Item | Benchmark, condition: Condition) -> str | None:
+    """Which recordings a condition needs and an item, or some item of a set, does not have; ``None`` if it has them."""
+    if isinstance(asked, Benchmark):
+        return next((reason for item in asked.items if (reason := lacks(item, condition))), None)
+    if condition == "s2t" and not asked.has_audio:
+        return "no recordings"
+    if condition == "s2s" and not (asked.has_audio and asked.candidate_audios) and not asked.story_audios:
+        return "no spoken candidates (candidate_audio_path or story_audio_path in the YAML)"
+    if condition == "t2s" and not asked.candidate_audios:
+        return "no recordings of candidates alone (candidate_audio_path in the YAML)"
+    return None

@@ -11,7 +11,7 @@ from typing import Any
 from s2sbench_callback.decisions import Verdict
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures, normalised_accuracies
-from s2sbench_callback.prompts import CONDITIONS, Condition
+from s2sbench_callback.prompts import CANDIDATES, CONDITIONS, Condition
 from s2sbench_callback.scoring import LossTable
 from s2sbench_callback.significance import Estimate, average
 
@@ -146,7 +146,7 @@ def build_report(
     metrics.update({f"{PREFIX}/{key}": value for key, value in run_metrics.items()})
     sets = {name: tuple(condition for condition in CONDITIONS if condition in tables[name]) for name in tables}
     normalised = {
-        f"{name}/{condition}": normalised_accuracies(table, benchmarks[name])
+        f"{name}/{condition}": normalised_accuracies(table, benchmarks[name], CANDIDATES[condition])
         for name, by_condition in tables.items()
         for condition, table in by_condition.items()
     }

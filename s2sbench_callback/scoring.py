@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from s2sbench_callback.adapters.protocol import Adapter, Row
 from s2sbench_callback.items import Audio, Benchmark
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.packing import EncodedCandidate, PackedRow, Unit, build_row, pack
-from s2sbench_callback.prompts import Condition, prompt
+from s2sbench_callback.prompts import CANDIDATES, Condition, prompt
 from s2sbench_callback.ranks import Failure, Ranks, end_the_job
 
 # How far a candidate's loss in a packed row may be from its loss alone, in nats per token, before packing counts as misread. Held
@@ -59,11 +60,13 @@ class Questions:
         benchmark: Where the questions come from.
         condition: How their contexts are given.
         units: The work of this rank.
+        idle: What to run where other ranks have more rows; of the same kind, so that the same modules are entered.
     """
 
     benchmark: Benchmark
     condition: Condition
     units: tuple[Unit, ...]
+    idle: Unit
 
     @property
     def candidates(self) -> int:
@@ -92,24 +95,44 @@ def encode(
     Raises:
         ValueError: If a candidate has no tokens; the message names the item.
     """
-    units: list[Unit] = []
-    for question in range(len(benchmark.items)) if indices is None else indices:
-        item = benchmark.items[question]
-        shared: dict[tuple[str | Audio, ...], list[EncodedCandidate]] = {}
-        for index, (context, text) in enumerate(zip(item.contexts, item.candidates, strict=True)):
-            laid_out = prompt(condition, benchmark.language, context, text)
-            ids = adapter.encode_text(laid_out.candidate)
-            if not ids:
-                raise ValueError(f"item {item.id!r} of {benchmark.name!r}: the tokenizer makes no token of candidate {index} ({text!r})")
-            encoded = EncodedCandidate(question, index, torch.tensor(ids, dtype=torch.int64), adapter.candidate_streams(ids))
-            shared.setdefault(laid_out.context, []).append(encoded)
-        for parts, candidates in shared.items():
-            pieces = [audio_tokens(part) if isinstance(part, Audio) else adapter.encode_text(part) for part in parts]
-            streams = adapter.context_streams(pieces)
-            if not len(streams):
-                raise ValueError(f"item {item.id!r} of {benchmark.name!r}: its context has no token, so nothing can predict a candidate's first one")
-            units.append(Unit(streams, tuple(candidates)))
-    return Questions(benchmark, condition, tuple(units))
+    chosen = range(len(benchmark.items)) if indices is None else indices
+    units = [unit for question in chosen for unit in _units(benchmark, condition, adapter, audio_tokens, question)]
+    # A rank without a question runs the first.
+    idle = units[0] if units else next(_units(benchmark, condition, adapter, audio_tokens, 0))
+    return Questions(benchmark, condition, tuple(units), next(idle.alone()))
+
+
+def _units(benchmark: Benchmark, condition: Condition, adapter: Adapter, audio_tokens: Callable[[Audio], Tensor], question: int) -> Iterator[Unit]:
+    """One question's candidates by context."""
+    item = benchmark.items[question]
+    where = f"item {item.id!r} of {benchmark.name!r}"
+    instruction = adapter.instruction(condition, benchmark.language)
+
+    def piece(part: str | Audio) -> list[int] | Tensor:
+        return audio_tokens(part) if isinstance(part, Audio) else adapter.encode_text(part)
+
+    shared: dict[tuple[str | Audio, ...], list[EncodedCandidate]] = {}
+    for index in range(len(item.candidates)):
+        laid_out = prompt(condition, benchmark.language, item, index, instruction)
+        streams, targets = adapter.candidate_positions(piece(laid_out.candidate))
+        if not (targets >= 0).any():
+            raise ValueError(f"{where}: the tokenizer makes no token of candidate {index} ({item.candidates[index]!r})")
+        shared.setdefault(laid_out.context, []).append(EncodedCandidate(question, index, streams, targets))
+    for parts, candidates in shared.items():
+        pieces = [piece(part) for part in parts]
+        context = adapter.context_streams(pieces, CANDIDATES[condition])
+        heard = [each for each in pieces if isinstance(each, Tensor) and each.is_floating_point()]
+        features = torch.cat(heard) if heard else None
+        if len(context):
+            yield Unit(context, tuple(candidates), features)
+        elif parts:
+            raise ValueError(f"{where}: its context has no token, so nothing can predict a candidate's first one")
+        else:
+            # A whole story without anything before it: its first token is given.
+            for whole in candidates:
+                if not (whole.targets[1:] >= 0).any():
+                    raise ValueError(f"{where}: the story of candidate {whole.candidate} is a single token, so nothing in it can be predicted")
+                yield Unit(whole.streams[:1], (replace(whole, streams=whole.streams[1:], targets=whole.targets[1:]),), features)
 
 
 class Scorer:
@@ -164,7 +187,7 @@ class Scorer:
                 if self.packed and questions.condition not in self._checked:
                     self._check(live, questions, ranks)
                 rows = ranks.together(lambda: self._rows(questions), "while laying out rows")
-                nats = self._run(live, rows, questions.benchmark, ranks, count)
+                nats = self._run(live, rows, questions, ranks, count)
             except torch.OutOfMemoryError as error:
                 longest = ranks.maximum(max((unit.tokens for unit in questions.units), default=0))
                 if not self.packed or self.max_tokens <= longest:
@@ -184,7 +207,7 @@ class Scorer:
         return [build_row((alone,)) for unit in questions.units for alone in unit.alone()]
 
     def _run(
-        self, live: LiveModel, rows: Sequence[PackedRow], benchmark: Benchmark, ranks: Ranks, advance: Callable[[int], object] = lambda _: None
+        self, live: LiveModel, rows: Sequence[PackedRow], questions: Questions, ranks: Ranks, advance: Callable[[int], object] = lambda _: None
     ) -> list[Tensor]:
         """``[A]`` negative log-likelihoods of each row's targets, in as many forwards as any rank needs."""
         failure, cause = None, None
@@ -193,12 +216,12 @@ class Scorer:
             row = rows[number] if number < len(rows) else None
             try:
                 # Kept on the device: one transfer at the end instead of one wait a row.
-                found = self._row_nats(live, row or self._idle_row())
+                found = self._row_nats(live, row or build_row((questions.idle,)))
                 if row:
                     nats.append(found)
                     advance(len(row.lengths))
             except Exception as error:
-                where = f"while scoring {_names(row, benchmark)}" if row else "in a row that counts for nothing"
+                where = f"while scoring {_names(row, questions.benchmark)}" if row else "in a row that counts for nothing"
                 if ranks.size == 1:
                     error.add_note(where)
                     raise
@@ -215,22 +238,16 @@ class Scorer:
         self.forwards += 1
         row = _to(packed.row, live.device)
 
-        def text_logits() -> Tensor:
-            logits = self.adapter.text_logits(live.model, row)
+        def read() -> Tensor:
+            logits = self.adapter.logits(live.model, row)
             # Before a wrapper casts them.
             self._precision = logits.dtype
             return logits
 
-        logits = live.enter(text_logits)
+        logits = live.enter(read)
         if isinstance(logits, DTensor):
-            raise TypeError("the text logits are split over ranks (tensor or context parallel), which the probe cannot read")
-        return nn.functional.cross_entropy(logits.float(), packed.targets.to(live.device, non_blocking=True), reduction="none")
-
-    def _idle_row(self) -> PackedRow:
-        ids = self.adapter.encode_text("a") or [0]
-        streams = self.adapter.candidate_streams(ids)
-        candidate = EncodedCandidate(-1, -1, torch.tensor(ids[:1]), streams[:1])
-        return build_row((Unit(streams, (candidate,)),))
+            raise TypeError("the logits are split over ranks (tensor or context parallel), which the probe cannot read")
+        return nn.functional.cross_entropy(logits.float(), row.targets, reduction="none")
 
     def _check(self, live: LiveModel, questions: Questions, ranks: Ranks) -> None:
         """Holds the first packed row against plain scoring of the same candidates."""
@@ -251,9 +268,9 @@ class Scorer:
             return [build_row((alone,)) for unit in units for alone in unit.alone()], [build_row(units)] if units else []
 
         plain, packed = ranks.together(first_row, "while laying out rows")
-        expected = self._run(live, plain, questions.benchmark, ranks)
+        expected = self._run(live, plain, questions, ranks)
         try:
-            found = self._run(live, packed, questions.benchmark, ranks)
+            found = self._run(live, packed, questions, ranks)
         except torch.OutOfMemoryError:
             raise
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
@@ -285,7 +302,8 @@ def _to(row: Row, device: torch.device) -> Row:
         # Out of pinned memory the copy does not wait for the forward before it.
         return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-    return Row(move(row.streams), move(row.positions), None if row.segments is None else move(row.segments), move(row.sources))
+    moved: dict[str, Any] = {field.name: move(part) for field in fields(row) if isinstance(part := getattr(row, field.name), Tensor)}
+    return replace(row, **moved)
 
 
 def _names(row: PackedRow, benchmark: Benchmark) -> str:

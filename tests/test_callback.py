@@ -166,10 +166,10 @@ class Explosive(SummedCodebooks):
         self.probes += 1
         return super().audio_fingerprint(model)
 
-    def text_logits(self, model: nn.Module, row: Row) -> torch.Tensor:
+    def logits(self, model: nn.Module, row: Row) -> torch.Tensor:
         if self.probes - 1 in self.fails_at:
             raise ArithmeticError("the adapter gave up")
-        return super().text_logits(model, row)
+        return super().logits(model, row)
 
 
 def test_a_later_probe_that_fails_is_skipped_and_training_goes_on_unchanged(tmp_path: Path, mini_set: Benchmark) -> None:

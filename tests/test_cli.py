@@ -45,13 +45,13 @@ def config(tmp_path: Path) -> Path:
 
 def test_encode_fills_the_cache_once_and_trains_nothing(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["encode", "--config", str(config)])
-    codes = list((tmp_path / "codes").rglob("*.npy"))
+    codes = list((tmp_path / "codes").rglob("*.safetensors"))
     assert len(codes) == 12
     assert "12 recordings tokenised for mini" in capsys.readouterr().out
     codes[0].unlink()
     main(["encode", "--config", str(config)])
     assert "1 recordings tokenised for mini" in capsys.readouterr().out
-    assert len(list((tmp_path / "codes").rglob("*.npy"))) == 12
+    assert len(list((tmp_path / "codes").rglob("*.safetensors"))) == 12
     assert not list(tmp_path.rglob("*.ckpt"))
     assert not list(tmp_path.rglob("probes.jsonl"))
 

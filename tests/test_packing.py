@@ -12,7 +12,7 @@ def unit(question: int, context: list[int], *candidates: list[int]) -> Unit:
     def column(ids: list[int]) -> torch.Tensor:
         return torch.tensor(ids).reshape(-1, 1)
 
-    encoded = (EncodedCandidate(question, index, torch.tensor(ids), column(ids)) for index, ids in enumerate(candidates))
+    encoded = (EncodedCandidate.of_text(question, index, torch.tensor(ids)) for index, ids in enumerate(candidates))
     return Unit(column(context), tuple(encoded))
 
 
@@ -22,7 +22,7 @@ def test_a_row_worked_out_by_hand() -> None:
     # The last token of each candidate is never fed, so a candidate of one token takes no place at all.
     assert row.streams[:, 0].tolist() == [10, 11, 12, 20, 40, 50, 51, 60]
     assert row.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 1]
-    assert packed.targets.tolist() == [20, 21, 30, 50, 51, 52, 60, 61]
+    assert row.targets.tolist() == [20, 21, 30, 50, 51, 52, 60, 61]
     assert row.sources.tolist() == [2, 3, 2, 4, 5, 6, 4, 7]
     assert packed.questions.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
     assert packed.candidates.tolist() == [0, 0, 1, 0, 0, 0, 1, 1]
@@ -40,7 +40,7 @@ def test_one_candidate_alone_needs_no_mask() -> None:
 
 def test_streams_of_different_widths_are_filled_with_silence() -> None:
     speech = torch.tensor([[-1, 5, 6], [-1, 7, 8]])
-    text = EncodedCandidate(0, 0, torch.tensor([3, 4]), torch.tensor([[3], [4]]))
+    text = EncodedCandidate.of_text(0, 0, torch.tensor([3, 4]))
     assert build_row([Unit(speech, (text,))]).row.streams.tolist() == [[-1, 5, 6], [-1, 7, 8], [3, -1, -1]]
 
 

@@ -130,15 +130,15 @@ def test_questions_with_different_numbers_of_candidates(tiny_qwen2: Qwen2ForCaus
 class BlindToMasks(TextOnly):
     """Reads a packed row as one long text."""
 
-    def text_logits(self, model: nn.Module, row: Row) -> torch.Tensor:
-        return super().text_logits(model, replace(row, segments=None, positions=torch.arange(len(row.positions))))
+    def logits(self, model: nn.Module, row: Row) -> torch.Tensor:
+        return super().logits(model, replace(row, segments=None, positions=torch.arange(len(row.positions))))
 
 
 class RefusesMasks(TextOnly):
-    def text_logits(self, model: nn.Module, row: Row) -> torch.Tensor:
+    def logits(self, model: nn.Module, row: Row) -> torch.Tensor:
         if row.mask is not None:
             raise NotImplementedError("no 4-D mask here")
-        return super().text_logits(model, row)
+        return super().logits(model, row)
 
 
 @pytest.mark.parametrize(

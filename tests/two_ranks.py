@@ -58,14 +58,14 @@ class Faulty(SummedCodebooks):
             raise ArithmeticError("the front-end gave up")
         return super().encode_audio(model, waveform)
 
-    def text_logits(self, model: nn.Module, row: Row) -> Tensor:
+    def logits(self, model: nn.Module, row: Row) -> Tensor:
         self.longest_row = max(self.longest_row, len(row.streams))
         if os.environ["RANK"] == "1":
             if self.fault == "forward":
                 raise ArithmeticError("the adapter gave up")
             if self.fault == "memory" and len(row.streams) > 200:
                 raise torch.OutOfMemoryError("no room for so many")
-        return super().text_logits(model, row)
+        return super().logits(model, row)
 
 
 class StillSharded(pl.Callback):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from s2sbench_callback.prompts import Condition
+from s2sbench_callback.items import Language
+from s2sbench_callback.prompts import Condition, Modality
 
 Role = Literal["audio_embedding", "audio_head", "lm_embedding", "lm_head", "lm_body", "frontend"]
 
@@ -31,6 +32,18 @@ class Rows:
         return f"{self.parameter}[{self.start}:{self.stop}]"
 
 
+class Candidate(NamedTuple):
+    """A candidate as positions.
+
+    Attributes:
+        streams: ``[n, S]`` int64: what is fed at each of its positions.
+        targets: ``[n, J]`` int64: what each head is to predict there, -1 where nothing is scored. Text has the one head 0.
+    """
+
+    streams: Tensor
+    targets: Tensor
+
+
 @dataclass(frozen=True)
 class Row:
     """Several sequences side by side in one forward.
@@ -40,14 +53,23 @@ class Row:
         positions: ``[T]`` int64: place of each position in its own sequence, from 0.
         segments: ``[2, T]`` int64: which context each position belongs to, and which of its candidates, -1 for the context itself;
             ``None`` where the row is one sequence under a plain causal mask.
-        sources: ``[A]`` int64: positions whose text logits are wanted. The logits at a position speak about the token that
-            follows it in its own sequence; an adapter of a model with another alignment hides that here.
+        sources: ``[A]`` int64: positions whose logits are wanted, one for each token to score. The logits at a position speak about
+            the token that follows it in its own sequence; an adapter of a model with another alignment hides that here.
+        heads: ``[A]`` int64: which head is asked, the column of :attr:`Candidate.targets`.
+        targets: ``[A]`` int64: the tokens to score, by candidate, then position, then head. A model that predicts the
+            codebooks of a frame one after another is fed with them.
+        features: ``[F, D]`` what the front-end heard in the row's recordings; the last stream then holds rows of it, -1 where there is no speech.
+        asks_other_heads: Whether any head but the first is asked, known without waiting for a device.
     """
 
     streams: Tensor
     positions: Tensor
     segments: Tensor | None
     sources: Tensor
+    heads: Tensor
+    targets: Tensor
+    features: Tensor | None = None
+    asks_other_heads: bool = False
 
     @property
     def mask(self) -> Tensor | None:
@@ -81,19 +103,23 @@ class Adapter(Protocol):
         """Why a condition cannot be asked of this model, or ``None`` if it can."""
         ...
 
+    def instruction(self, condition: Condition, language: Language) -> str:
+        """What the model reads before the context; empty for none."""
+        ...
+
     def encode_text(self, text: str) -> list[int]:
         """Text ids of one piece of prompt, without special tokens."""
         ...
 
     def encode_audio(self, model: nn.Module, waveform: Tensor) -> Tensor:
-        """Audio tokens of a recording; called without gradients.
+        """What the model's front-end makes of a recording; called without gradients, kept while the front-end stays the same.
 
         Args:
             model: The live model.
             waveform: Mono samples ``[N]`` at :attr:`sample_rate`, on the model's device.
 
         Returns:
-            Codes ``[F, K]``.
+            Audio tokens ``[F, K]`` int64, or features ``[F, D]`` of a floating type, one row for each position that they will take.
         """
         ...
 
@@ -101,23 +127,28 @@ class Adapter(Protocol):
         """Hash of everything besides the recording that decides :meth:`encode_audio`."""
         ...
 
-    def context_streams(self, parts: Sequence[list[int] | Tensor]) -> Tensor:
-        """A context as a sequence of positions.
+    def context_streams(self, parts: Sequence[list[int] | Tensor], candidate: Modality = "text") -> Tensor:
+        """A context as a sequence of positions, with whatever opens a candidate after it.
 
         Args:
-            parts: Text ids and audio codes ``[F, K]`` in reading order.
+            parts: Text ids and what :meth:`encode_audio` gave, in reading order.
+            candidate: What will follow.
 
         Returns:
-            ``[L, S]`` int64; at least one position, since the first token of a candidate is read off the last of them.
+            ``[L, S]`` int64. The first token of a candidate is read off the last position. Where parts are features, the last stream holds
+            rows of them, counted through all parts.
         """
         ...
 
-    def candidate_streams(self, ids: list[int]) -> Tensor:
-        """Candidate tokens as positions ``[n, S]``."""
+    def candidate_positions(self, piece: list[int] | Tensor) -> Candidate:
+        """A candidate, text ids or what :meth:`encode_audio` gave, as positions and targets."""
         ...
 
-    def text_logits(self, model: nn.Module, row: Row) -> Tensor:
-        """Text logits ``[A, V]`` at ``row.sources``, in one forward, in the model's own precision."""
+    def logits(self, model: nn.Module, row: Row) -> Tensor:
+        """Logits ``[A, V]`` of the row's heads at its sources, in one forward, in the model's own precision.
+
+        Where heads have vocabularies of different sizes, ``V`` is the largest and the rest of the shorter ones is minus infinity.
+        """
         ...
 
     def roles(self, model: nn.Module) -> Mapping[Role, tuple[str | Rows, ...]]:

@@ -5,33 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from s2sbench_callback.adapters.attention import attention_arguments
-from s2sbench_callback.adapters.protocol import Role, Row, Rows
-from s2sbench_callback.prompts import Condition
+from s2sbench_callback.adapters.protocol import Candidate, Role, Row, Rows
+from s2sbench_callback.adapters.text_ids import TextIds, column, text_candidate
+from s2sbench_callback.items import Language
+from s2sbench_callback.prompts import Condition, Modality
+
+_DEAF = "a text-only model has no way to read speech"
 
 
 class TextOnly:
-    """Reads a text-only causal LM: T→T, the ceiling that a speech LM is held against.
+    """Reads a text-only causal LM, Qwen2.5 for example: T→T, the ceiling that a speech LM is held against.
 
-    Layout: context ids, candidate ids, no BOS unless asked for, no end token.
+    Layout: BOS where the tokenizer itself starts with one, context ids, candidate ids, no end token.
 
     Args:
         tokenizer: A ``transformers`` tokenizer.
-        bos: Whether to start each sequence with the tokenizer's BOS token, for models that were trained with one.
+        bos: Whether to start each sequence with the tokenizer's BOS token; by default as the tokenizer does by itself.
 
     Raises:
         ValueError: If ``bos`` is asked for and the tokenizer has none.
     """
 
-    def __init__(self, tokenizer: Any, bos: bool = False) -> None:
-        if bos and tokenizer.bos_token_id is None:
-            raise ValueError(f"bos=True, but the tokenizer {type(tokenizer).__name__} has no BOS token; pass bos=False")
+    def __init__(self, tokenizer: Any, bos: bool | None = None) -> None:
         self.tokenizer = tokenizer
-        self.bos = bos
+        self._text = TextIds(tokenizer)
+        self._bos = self._text.bos(bos)
 
     @property
     def sample_rate(self) -> int:
@@ -39,35 +41,41 @@ class TextOnly:
         return 16_000
 
     def refusal(self, condition: Condition) -> str | None:
-        """S→T is refused: the model cannot hear."""
-        return None if condition == "t2t" else "a text-only model has no way to read speech"
+        """All but T→T is refused: the model cannot hear."""
+        return None if condition == "t2t" else _DEAF
+
+    def instruction(self, condition: Condition, language: Language) -> str:
+        """None."""
+        return ""
 
     def encode_text(self, text: str) -> list[int]:
         """Ids without special tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._text.encode(text)
 
     def encode_audio(self, model: nn.Module, waveform: Tensor) -> Tensor:
         """Always refused."""
-        raise TypeError("a text-only model has no way to read speech")
+        raise TypeError(_DEAF)
 
     def audio_fingerprint(self, model: nn.Module) -> str:
         """Always refused."""
-        raise TypeError("a text-only model has no way to read speech")
+        raise TypeError(_DEAF)
 
-    def context_streams(self, parts: Sequence[list[int] | Tensor]) -> Tensor:
+    def context_streams(self, parts: Sequence[list[int] | Tensor], candidate: Modality = "text") -> Tensor:
         """One stream of ids ``[L, 1]``."""
-        ids = [self.tokenizer.bos_token_id] if self.bos else []
+        ids = list(self._bos)
         for part in parts:
             if isinstance(part, Tensor):
-                raise TypeError("a text-only model has no way to read speech")
+                raise TypeError(_DEAF)
             ids.extend(part)
-        return torch.tensor(ids, dtype=torch.int64).unsqueeze(1)
+        return column(ids)
 
-    def candidate_streams(self, ids: list[int]) -> Tensor:
-        """One stream of ids ``[n, 1]``."""
-        return torch.tensor(ids, dtype=torch.int64).unsqueeze(1)
+    def candidate_positions(self, piece: list[int] | Tensor) -> Candidate:
+        """One stream of ids ``[n, 1]``, each of them scored."""
+        if isinstance(piece, Tensor):
+            raise TypeError(_DEAF)
+        return text_candidate(piece)
 
-    def text_logits(self, model: nn.Module, row: Row) -> Tensor:
+    def logits(self, model: nn.Module, row: Row) -> Tensor:
         """The model's own forward, which computes logits at the asked positions alone."""
         language_model = cast(PreTrainedModel, model)
         output = language_model(
@@ -86,4 +94,4 @@ class TextOnly:
 
     def signature(self) -> Mapping[str, str]:
         """Adapter, tokenizer class and BOS policy."""
-        return {"adapter": "text_only", "tokenizer": type(self.tokenizer).__name__, "bos": str(self.bos).lower()}
+        return {"adapter": "text_only", **self._text.signature(), "bos": str(bool(self._bos)).lower()}

@@ -8,6 +8,10 @@ One YAML names the sets::
 A story set has two rows a question (``uttid``, ``first``, ``last``), neighbours by number, the even place right and the odd
 place wrong. A lettered set has one row a question (``uttid``, ``first``, ``A``, ``B``, ..., ``answer``). The recording
 of a row is ``<audio_path>/<uttid>.wav``.
+
+For spoken candidates, which the release does not have, an entry may name two more folders: ``candidate_audio_path`` with a recording of each
+candidate alone, and ``story_audio_path`` with one of context and candidate together. In a story set the recording of a row's
+candidate is ``<uttid>.wav``, in a lettered set ``<uttid>_<letter>.wav``. A set of whole stories alone may leave ``audio_path`` out.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import string
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -86,11 +90,22 @@ def official(
     if any(lettered) and not all(lettered):
         row = rows[lettered.index(not lettered[0])]
         raise ValueError(f"{row.place}: story rows and lettered rows are mixed; uttid {row.uttid!r} differs in kind from the first row")
-    folder = base / entry["audio_path"]
-    if lettered[0]:
-        items = _lettered_items(rows, _recordings(rows, folder))
-    else:
-        items = _story_items(_pairs(rows), folder, shared_audio)
+    folder = base / entry["audio_path"] if "audio_path" in entry else None
+    items = _lettered_items(rows, folder) if lettered[0] else _story_items(_pairs(rows), folder, shared_audio)
+    spoken: dict[str, dict[str, tuple[Audio, ...]]] = {
+        field: _spoken_candidates(rows, base / entry[key])
+        for field, key in (("candidate_audios", "candidate_audio_path"), ("story_audios", "story_audio_path"))
+        if key in entry
+    }
+    none: dict[str, tuple[Audio, ...]] = {}
+    items = [
+        replace(
+            item,
+            candidate_audios=spoken.get("candidate_audios", none).get(item.id, ()),
+            story_audios=spoken.get("story_audios", none).get(item.id, ()),
+        )
+        for item in items
+    ]
     return Benchmark(
         name=set_name or _SET_NAMES.get(name, name),
         language=cast(Language, entry["lang"]),
@@ -113,8 +128,11 @@ def _entry(path: Path, name: str) -> dict[str, str]:
     if name not in datasets:
         raise ValueError(f"{path}: no set {name!r} under 'datasets'; it has {', '.join(sorted(datasets))}")
     entry = datasets[name]
-    for key in ("path", "audio_path", "lang"):
-        if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
+    if not isinstance(entry, dict):
+        raise ValueError(f"{path}: set {name!r} is no mapping; it needs path, audio_path and lang")
+    needed = {"path", "lang", *(() if "story_audio_path" in entry else ("audio_path",))}
+    for key in ("path", "audio_path", "lang", "candidate_audio_path", "story_audio_path"):
+        if (key in needed or key in entry) and not isinstance(entry.get(key), str):
             raise ValueError(f"{path}: set {name!r} has no text under the key {key!r}; it needs path, audio_path and lang")
     if entry["lang"] not in ("en", "zh"):
         raise ValueError(f"{path}: lang of set {name!r} must be 'en' or 'zh', got {entry['lang']!r}")
@@ -175,17 +193,17 @@ def _pairs(rows: Sequence[_Row]) -> list[tuple[_Row, _Row]]:
     return pairs
 
 
-def _story_items(pairs: Sequence[tuple[_Row, _Row]], folder: Path, shared_audio: Literal["identical", "always"]) -> list[Item]:
+def _story_items(pairs: Sequence[tuple[_Row, _Row]], folder: Path | None, shared_audio: Literal["identical", "always"]) -> list[Item]:
     needed = [row for pair in pairs for row in (pair[:1] if shared_audio == "always" else pair)]
-    recordings = _recordings(needed, folder)
+    recordings = _recordings([(row, folder / f"{row.uttid}.wav") for row in needed]) if folder else {}
     items, different = [], []
     for right, wrong in pairs:
         texts = (right.text("first"), wrong.text("first"))
         if texts[0] != texts[1]:
             different.append(right)
-        audios = (recordings[right.uttid], recordings[right.uttid if shared_audio == "always" else wrong.uttid])
-        if audios[0].digest == audios[1].digest:
-            audios = (audios[0], audios[0])
+        audios = [recordings.get(right.uttid), recordings.get(right.uttid if shared_audio == "always" else wrong.uttid)]
+        if audios[0] and audios[1] and audios[0].digest == audios[1].digest:
+            audios[1] = audios[0]
         contexts = tuple(Context(text, audio) for text, audio in zip(texts, audios, strict=True))
         items.append(_item(right, contexts, (right.text("last"), wrong.text("last")), answer=0))
     if different:
@@ -198,16 +216,21 @@ def _story_items(pairs: Sequence[tuple[_Row, _Row]], folder: Path, shared_audio:
     return items
 
 
-def _lettered_items(rows: Sequence[_Row], recordings: dict[str, Audio]) -> list[Item]:
+def _letters(row: _Row) -> list[str]:
+    return [letter for letter in string.ascii_uppercase if letter in row.fields]
+
+
+def _lettered_items(rows: Sequence[_Row], folder: Path | None) -> list[Item]:
+    recordings = _recordings([(row, folder / f"{row.uttid}.wav") for row in rows]) if folder else {}
     items = []
     for row in sorted(rows, key=lambda row: row.number):
-        letters = [letter for letter in string.ascii_uppercase if letter in row.fields]
+        letters = _letters(row)
         if letters != list(string.ascii_uppercase[: len(letters)]) or len(letters) < 2:
             raise ValueError(f"{row.place}: uttid {row.uttid!r} needs candidates under A, B, ... without a gap, got {', '.join(letters) or 'none'}")
         answer = row.fields["answer"]
         if answer not in letters:
             raise ValueError(f"{row.place}: answer {answer!r} of uttid {row.uttid!r} is no letter of the row; it has {', '.join(letters)}")
-        context = Context(row.text("first"), recordings[row.uttid])
+        context = Context(row.text("first"), recordings.get(row.uttid))
         items.append(_item(row, (context,) * len(letters), tuple(row.text(letter) for letter in letters), letters.index(answer)))
     return items
 
@@ -219,16 +242,44 @@ def _item(row: _Row, contexts: tuple[Context, ...], candidates: tuple[str, ...],
         raise ValueError(f"{row.place}: {error}") from error
 
 
-def _recordings(rows: Sequence[_Row], folder: Path) -> dict[str, Audio]:
-    """Opens and hashes the recording of each row, several at a time: folders on network file systems are slow to answer."""
+def _spoken_candidates(rows: Sequence[_Row], folder: Path) -> dict[str, tuple[Audio, ...]]:
+    """Recordings of each question's candidates in their order, by the item's id."""
+    if "answer" in rows[0].fields:
+        named = {(row.uttid, letter): (row, folder / f"{row.uttid}_{letter}.wav") for row in rows for letter in _letters(row)}
+        recordings = dict(zip(named, _read(list(named.values())), strict=True))
+        return {row.uttid: tuple(recordings[row.uttid, letter] for letter in _letters(row)) for row in rows}
+    by_row = _recordings([(row, folder / f"{row.uttid}.wav") for row in rows])
+    return {right.uttid: (by_row[right.uttid], by_row[wrong.uttid]) for right, wrong in _pairs(rows)}
+
+
+def _recordings(files: Sequence[tuple[_Row, Path]]) -> dict[str, Audio]:
+    """The one recording of each row, by its uttid."""
+    return {row.uttid: audio for (row, _), audio in zip(files, _read(files), strict=True)}
+
+
+def _read(files: Sequence[tuple[_Row, Path]]) -> list[Audio]:
+    """Opens and hashes recordings, several at a time: folders on network file systems are slow to answer."""
     with ThreadPoolExecutor(_READERS) as pool:
-        audios = pool.map(lambda row: _recording(row, folder / f"{row.uttid}.wav"), rows)
-        return {row.uttid: audio for row, audio in zip(rows, audios, strict=True)}
+        return list(pool.map(lambda file: _recording(*file), files))
 
 
 def _recording(row: _Row, path: Path) -> Audio:
+    return open_recording(path, f"{row.place}: the recording of uttid {row.uttid!r}")
+
+
+def open_recording(path: Path, what: str) -> Audio:
+    """A recording that is there, can be read and is whole.
+
+    Args:
+        path: The file.
+        what: How to name it in an error.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is damaged.
+    """
     if not path.is_file():
-        raise FileNotFoundError(f"{row.place}: the recording of uttid {row.uttid!r} is missing: {path}")
+        raise FileNotFoundError(f"{what} is missing: {path}")
     try:
         with soundfile.SoundFile(path) as file:
             frames, seconds = file.frames, file.frames / file.samplerate
@@ -236,9 +287,9 @@ def _recording(row: _Row, path: Path) -> Audio:
             file.seek(max(frames - 1, 0))
             file.read(1)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        raise ValueError(f"{row.place}: the recording of uttid {row.uttid!r} cannot be read: {path}: {error}") from error
+        raise ValueError(f"{what} cannot be read: {path}: {error}") from error
     if not frames or _is_cut_short(path):
-        raise ValueError(f"{row.place}: the recording of uttid {row.uttid!r} has no samples or is cut short: {path}")
+        raise ValueError(f"{what} has no samples or is cut short: {path}")
     return Audio(path, recording_digest(path.read_bytes()), seconds)
 
 

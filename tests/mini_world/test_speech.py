@@ -140,11 +140,13 @@ def test_a_recording_that_changed_after_setup_is_named(tmp_path: Path) -> None:
 
 
 def test_codes_are_kept_by_recording_and_speech_tokenizer(tmp_path: Path) -> None:
-    first, twin, other = (Audio(Path(f"{name}.wav"), digest, 1.0) for name, digest in (("a", "x"), ("b", "x"), ("c", "y")))
+    first, twin, other, heard = (Audio(Path(f"{name}.wav"), digest, 1.0) for name, digest in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "z")))
     cache = AudioTokenCache(tmp_path)
     cache.use("v1", on_disk=True)
     assert first not in cache
-    cache.put(first, torch.ones(3, 2))
+    cache.put(first, torch.ones(3, 2, dtype=torch.int32))
+    features = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    cache.put(heard, features)
     assert twin in cache
     assert other not in cache
     assert cache.get(twin).dtype == torch.int64
@@ -155,6 +157,9 @@ def test_codes_are_kept_by_recording_and_speech_tokenizer(tmp_path: Path) -> Non
     later.use("v1", on_disk=True)
     assert first in later
     assert torch.equal(later.get(first), torch.ones(3, 2, dtype=torch.int64))
+    # Features keep their own precision.
+    assert heard in later
+    torch.testing.assert_close(later.get(heard), features, rtol=0, atol=0)
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -181,7 +186,7 @@ def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path) -> None:
     cache = AudioTokenCache(tmp_path)
     cache.use("v1", on_disk=True)
     cache.put(audio, torch.ones(3, 2))
-    (file,) = tmp_path.rglob("*.npy")
+    (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(b"")
     later = AudioTokenCache(tmp_path)
     later.use("v1", on_disk=True)

@@ -14,7 +14,8 @@ from s2sbench_callback.mini_world.text_tokenizer import AUDIO_END, AUDIO_START, 
 
 
 def plain_row(streams: torch.Tensor) -> Row:
-    return Row(streams, torch.arange(len(streams)), None, torch.arange(len(streams)))
+    places = torch.arange(len(streams))
+    return Row(streams, places, None, places, torch.zeros_like(places), torch.zeros_like(places))
 
 
 @torch.no_grad()
@@ -22,9 +23,9 @@ def test_text_only_gives_the_native_logits(tiny_qwen2: Qwen2ForCausalLM) -> None
     adapter = TextOnly(build_text_tokenizer())
     streams = adapter.context_streams([adapter.encode_text("It rained all day.")])
     expected = tiny_qwen2(input_ids=streams.T).logits[0]
-    torch.testing.assert_close(adapter.text_logits(tiny_qwen2, plain_row(streams)), expected, atol=0, rtol=0)
+    torch.testing.assert_close(adapter.logits(tiny_qwen2, plain_row(streams)), expected, atol=0, rtol=0)
     some = replace(plain_row(streams), sources=torch.tensor([2, 0, 2]))
-    torch.testing.assert_close(adapter.text_logits(tiny_qwen2, some), expected[[2, 0, 2]])
+    torch.testing.assert_close(adapter.logits(tiny_qwen2, some), expected[[2, 0, 2]])
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def test_summed_codebooks_give_the_native_logits(tiny_speech_lm: MiniSpeechLM) -
     codes = torch.randint(0, 8, (7, 3), generator=torch.Generator().manual_seed(0))
     streams = adapter.context_streams([adapter.encode_text("Below"), codes, adapter.encode_text(" rain")])
     expected = tiny_speech_lm(streams.unsqueeze(0)).text_logits[0]
-    torch.testing.assert_close(adapter.text_logits(tiny_speech_lm, plain_row(streams)), expected)
+    torch.testing.assert_close(adapter.logits(tiny_speech_lm, plain_row(streams)), expected)
 
 
 def test_summed_codebooks_layout() -> None:
@@ -49,11 +50,11 @@ def test_summed_codebooks_layout() -> None:
         [end, -1, -1],
     ]
     assert adapter.context_streams([[5]]).tolist() == [[5]]
-    assert adapter.candidate_streams([7, 8]).tolist() == [[7], [8]]
+    assert [part.tolist() for part in adapter.candidate_positions([7, 8])] == [[[7], [8]]] * 2
 
 
 def test_a_missing_bracket_is_named() -> None:
-    with pytest.raises(ValueError, match=r"has no token '<audio_start_baichuan>'; name the tokens"):
+    with pytest.raises(ValueError, match=r"has no token '<audio_start_baichuan>'; name the model's own in audio_start="):
         SummedCodebooks(build_text_tokenizer())
 
 
@@ -73,12 +74,13 @@ def test_bos_is_a_choice_and_part_of_the_signature() -> None:
     class WithBos:
         bos_token_id = 1
 
-        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
-            return {"input_ids": [9]}
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": [1, 9] if add_special_tokens else [9]}
 
-    adapter = TextOnly(WithBos(), bos=True)
-    assert adapter.context_streams([[4, 5]]).tolist() == [[1], [4], [5]]
-    assert adapter.signature()["bos"] == "true"
+    for adapter in (TextOnly(WithBos(), bos=True), TextOnly(WithBos())):
+        assert adapter.context_streams([[4, 5]]).tolist() == [[1], [4], [5]]
+        assert adapter.signature()["bos"] == "true"
+    assert TextOnly(WithBos(), bos=False).context_streams([[4, 5]]).tolist() == [[4], [5]]
 
 
 @pytest.mark.parametrize("adapter", [TextOnly(build_text_tokenizer()), mini_adapter()])
