@@ -1,6 +1,6 @@
 """Watches, while a speech LM trains, how much of its text intelligence it loses by hearing instead of reading."""
 
-from s2sbench_callback.benchmarks import mini, official
+from s2sbench_callback.benchmarks import mini, official, spoken_story_cloze
 from s2sbench_callback.callback import S2SBenchCallback
 from s2sbench_callback.guard import Guard
 from s2sbench_callback.items import Benchmark, Item
@@ -21,5 +21,6 @@ __all__ = [
     "mini",
     "official",
     "single_stage",
+    "spoken_story_cloze",
     "two_stage",
 ]

@@ -49,7 +49,7 @@ class Item:
         id: Name of the question, unique in its benchmark.
         contexts: The context of each candidate. In a clean set they are all the same; where they differ, each candidate is scored
             with its own.
-        candidates: Texts to compare, two or more, all different.
+        candidates: Texts to compare, two or more, all different; empty where the question is spoken alone.
         answer: Index of the right candidate.
         group: Questions that share one are not independent of each other; by default each stands for itself.
         candidate_audios: A recording of each candidate alone, where there are any.
@@ -75,12 +75,12 @@ class Item:
         if not 0 <= self.answer < len(self.candidates):
             raise ValueError(f"item {self.id!r}: answer {self.answer} is no index of its {len(self.candidates)} candidates")
         for index, candidate in enumerate(self.candidates):
-            if not candidate.strip():
+            if not candidate.strip() and not self.is_spoken:
                 raise ValueError(f"item {self.id!r}: candidate {index} is empty")
-        if len({candidate.strip() for candidate in self.candidates}) != len(self.candidates):
+        if self.has_texts and len({candidate.strip() for candidate in self.candidates}) != len(self.candidates):
             raise ValueError(f"item {self.id!r} has identical candidates: {list(self.candidates)}")
         for context in self.contexts:
-            if not context.text.strip():
+            if not context.text.strip() and not self.is_spoken:
                 raise ValueError(f"item {self.id!r} has an empty context")
         if not self.group:
             object.__setattr__(self, "group", self.id)
@@ -89,6 +89,16 @@ class Item:
     def has_audio(self) -> bool:
         """Whether every candidate has a spoken context."""
         return all(context.audio is not None for context in self.contexts)
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether there are spoken candidates, so that texts may be missing."""
+        return bool(self.candidate_audios or self.story_audios)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether every candidate is written."""
+        return all(candidate.strip() for candidate in self.candidates)
 
 
 @dataclass(frozen=True)

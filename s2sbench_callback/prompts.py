@@ -75,9 +75,13 @@ def prompt(condition: Condition, language: Language, item: Item, index: int, ins
 
 
 def lacks(asked: Item | Benchmark, condition: Condition) -> str | None:
-    """Which recordings a condition needs and an item, or some item of a set, does not have; ``None`` if it has them."""
+    """What a condition needs and an item, or some item of a set, does not have; ``None`` if it has everything."""
     if isinstance(asked, Benchmark):
         return next((reason for item in asked.items if (reason := lacks(item, condition))), None)
+    if CANDIDATES[condition] == "text" and not asked.has_texts:
+        return "no written candidates"
+    if condition in ("t2t", "t2s") and not all(context.text.strip() for context in asked.contexts):
+        return "no written contexts"
     if condition == "s2t" and not asked.has_audio:
         return "no recordings"
     if condition == "s2s" and not (asked.has_audio and asked.candidate_audios) and not asked.story_audios:

@@ -110,6 +110,9 @@ class SummedCodebooks:
         hidden = self._embed(model, row.streams).unsqueeze(0)
         body: Any = model.model
         arguments = attention_arguments(row, hidden.dtype)
+        if row.mask is not None and hasattr(body.layers[0].self_attn, "W_pack"):
+            # Baichuan's own attention reads ones where it may look, not an additive mask.
+            arguments["attention_mask"] = row.mask.to(hidden.dtype)[None, None]
         states: Tensor = body(inputs_embeds=hidden, use_cache=False, **arguments).last_hidden_state[0][row.sources]
         if not row.asks_other_heads:
             logits: Tensor = model.lm_head(states)  # type: ignore[operator]

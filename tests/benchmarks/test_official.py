@@ -301,3 +301,47 @@ def test_messages_are_for_the_copy_that_was_read(tmp_path: Path) -> None:
     shutil.copytree(tmp_path, tmp_path / "copy")
     with pytest.raises(ValueError, match=re.escape(str(tmp_path / "copy" / "set.jsonl"))):
         read(tmp_path / "copy" / path.name)
+
+
+def spoken_yaml(folder: Path, rows: list[dict[str, object]], **paths: str) -> Path:
+    (folder / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder / "sets.yaml"
+    file.write_text(yaml.safe_dump({"datasets": {"mine": {"path": "set.jsonl", "lang": "en", **paths}}}))
+    return file
+
+
+def record_all(folder: Path, *names: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(names):
+        soundfile.write(folder / f"{name}.wav", np.full(800 + 10 * number, 0.1), 16_000)
+
+
+def test_spoken_candidates_of_a_story_set(tmp_path: Path) -> None:
+    rows = [{"uttid": number, "first": "It rained.", "last": last} for number, last in ((4, "He was wet."), (5, "He was dry."))]
+    for folder in ("wavs", "endings", "stories"):
+        record_all(tmp_path / folder, "4", "5")
+    file = spoken_yaml(tmp_path, rows, audio_path="wavs", candidate_audio_path="endings", story_audio_path="stories")
+    (item,) = official(file, "mine").items
+    assert [audio.path for audio in item.candidate_audios] == [tmp_path / "endings" / "4.wav", tmp_path / "endings" / "5.wav"]
+    assert [audio.path for audio in item.story_audios] == [tmp_path / "stories" / "4.wav", tmp_path / "stories" / "5.wav"]
+    (plain,) = official(spoken_yaml(tmp_path, rows, audio_path="wavs"), "mine").items
+    assert (plain.candidate_audios, plain.story_audios) == ((), ())
+    (whole,) = official(spoken_yaml(tmp_path, rows, story_audio_path="stories"), "mine").items
+    assert not whole.has_audio
+
+
+def test_spoken_candidates_of_a_lettered_set(tmp_path: Path) -> None:
+    rows = [{"uttid": "3_x", "first": "Water", "A": "is wet.", "B": "is dry.", "C": "burns.", "answer": "A"}]
+    record_all(tmp_path / "wavs", "3_x")
+    record_all(tmp_path / "endings", "3_x_A", "3_x_B")
+    file = spoken_yaml(tmp_path, rows, audio_path="wavs", candidate_audio_path="endings")
+    with pytest.raises(FileNotFoundError, match=r"set.jsonl, row 1: the recording of uttid '3_x' is missing: .*endings/3_x_C\.wav"):
+        official(file, "mine")
+    record_all(tmp_path / "endings", "3_x_A", "3_x_B", "3_x_C")
+    (item,) = official(file, "mine").items
+    assert [audio.path.stem for audio in item.candidate_audios] == ["3_x_A", "3_x_B", "3_x_C"]
+
+
+def test_a_set_needs_recordings_of_some_kind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no text under the key 'audio_path'"):
+        official(spoken_yaml(tmp_path, [], candidate_audio_path="endings"), "mine")
