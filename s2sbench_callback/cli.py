@@ -14,10 +14,14 @@ from lightning.pytorch.cli import LightningCLI
 
 from s2sbench_callback.callback import S2SBenchCallback
 from s2sbench_callback.lightning_run import callbacks_of
+from s2sbench_callback.outcome import outcome
 from s2sbench_callback.plateau import Plateau
 from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import PREFIX
+from s2sbench_callback.score import score
 from s2sbench_callback.stages import StageUnfreeze
 from s2sbench_callback.stages.replay import replay, replay_table
+from s2sbench_callback.systems import System
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,6 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="s2sbench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     helps = {
+        "score": "ask benchmarks of a model outside training, for example --config configs/table1/qwen2_5.yaml",
         "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
         "stages": "print what the stages of a training config would train, and at which rates",
         "decide": "replay the decision on a stage over a recorded run, with other settings",
@@ -36,7 +41,36 @@ def main(arguments: list[str] | None = None) -> None:
     for name, text in helps.items():
         commands.add_parser(name, add_help=False, help=text)
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    {"encode": encode, "stages": stages, "decide": decide}[chosen.command](rest)
+    {"score": score_model, "encode": encode, "stages": stages, "decide": decide}[chosen.command](rest)
+
+
+def score_model(arguments: list[str]) -> None:
+    """Asks benchmarks of one model and prints what came out.
+
+    Args:
+        arguments: The arguments of :func:`s2sbench_callback.score.score`, for example ``--config configs/table1/qwen2_5.yaml``.
+    """
+    parser = ArgumentParser(prog="s2sbench score", description="Asks benchmarks of a model outside training.")
+    parser.add_argument("--config", action="config", help="a YAML file with these arguments")
+    parser.add_subclass_arguments(System, "system", required=True, help="a loader of s2sbench_callback.systems and its arguments")
+    parser.add_function_arguments(score, skip={"system"})
+    parser.add_argument(
+        "--published",
+        type=dict[str, float] | None,
+        default=None,
+        help="published accuracies in percent by <set>/<condition>, to print beside what was found",
+    )
+    chosen = parser.instantiate_classes(parser.parse_args(arguments))
+    settings = {key: value for key, value in vars(chosen).items() if key not in ("config", "published")}
+    try:
+        record = score(**settings)
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(f"s2sbench score: {error}") from error
+    print(outcome(record))
+    report = record.history()[-1]
+    for key, percent in (chosen.published or {}).items():
+        found = report.metrics.get(f"{PREFIX}/{key}/accuracy")
+        print(f"{key:<28}published {percent:.1f} %, found " + (f"{100 * found:.1f} %" if found is not None else "nothing: not asked"))
 
 
 def stages(arguments: list[str]) -> None:
