@@ -122,7 +122,7 @@ def _units(benchmark: Benchmark, condition: Condition, adapter: Adapter, audio_t
         pieces = [piece(part) for part in parts]
         context = adapter.context_streams(pieces, CANDIDATES[condition])
         heard = [each for each in pieces if isinstance(each, Tensor) and each.is_floating_point()]
-        features = torch.cat(heard) if heard else None
+        features = torch.cat(heard) if len(heard) > 1 else next(iter(heard), None)
         if len(context):
             yield Unit(context, tuple(candidates), features)
         elif parts:

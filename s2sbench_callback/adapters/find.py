@@ -36,7 +36,8 @@ def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.M
 
     Args:
         root: The LightningModule.
-        locator: Dotted path from ``root``, or a function of it; by default ``root`` itself is looked at, then its children, then theirs.
+        locator: Dotted path from ``root``, ``"."`` for ``root`` itself, or a function of it; by default ``root`` is looked at, then its children,
+            then theirs.
 
     Raises:
         ValueError: If the locator leads nowhere; or if without one nothing is found, or several at the same depth.
@@ -46,6 +47,8 @@ def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.M
         if not isinstance(found, nn.Module):
             raise ValueError(f"the locator returned a {type(found).__name__} for {type(root).__name__}; it must return the language model, a module")
         return found
+    if locator == ".":
+        return root
     if locator:
         try:
             found = reduce(getattr, locator.split("."), root)
