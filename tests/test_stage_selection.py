@@ -91,6 +91,56 @@ def test_a_tied_matrix_learns_under_all_its_names_or_none(tiny_speech_lm: MiniSp
     assert rows.learners["model.embed_tokens.weight"].rows is not None
 
 
+class InTheVocabulary(Shared):
+    """Audio tokens in the middle of a tied matrix, and a model that has no head of its own for them."""
+
+    def roles(self, model: nn.Module) -> dict:  # type: ignore[type-arg]
+        rows = model.lm_head.weight.shape[0]  # type: ignore[union-attr]
+        matrix = "model.embed_tokens.weight"
+        return {
+            "audio_embedding": (Rows(matrix, 20, 30), Rows(matrix, 40, 50)),
+            "lm_embedding": (Rows(matrix, 0, 20), Rows(matrix, 30, 40), Rows(matrix, 50, rows)),
+            "lm_body": ("model.layers.", "model.norm.", "model.audio_embed_layers.", "audio_head."),
+        }
+
+
+def test_several_rows_of_one_matrix_and_a_head_that_is_the_embedding(tiny_speech_lm: MiniSpeechLM) -> None:
+    tiny_speech_lm.lm_head.weight = tiny_speech_lm.model.embed_tokens.weight
+    audio = [*range(20, 30), *range(40, 50)]
+    for parts in (["audio_embedding"], ["audio_head"], ["audio_embedding", "audio_head"]):
+        (found,) = select(tiny_speech_lm, Stage("s", parts), adapter=InTheVocabulary())
+        assert list(found.learners) == ["model.embed_tokens.weight"]
+        rows = found.learners["model.embed_tokens.weight"].rows
+        assert rows is not None
+        assert np.flatnonzero(rows).tolist() == audio
+    (everything,) = select(tiny_speech_lm, Stage("s", ["audio_embedding", "lm_embedding"]), adapter=InTheVocabulary())
+    assert everything.learners["model.embed_tokens.weight"].rows is None
+    (text,) = select(tiny_speech_lm, Stage("s", ["lm_head"]), adapter=InTheVocabulary())
+    assert not text.learners["model.embed_tokens.weight"].rows[audio].any()  # type: ignore[index]
+
+
+class WithoutAnAudioHead(SummedCodebooks):
+    """As a model that hears through a projector and only writes."""
+
+    def __init__(self) -> None:
+        super().__init__(build_text_tokenizer(), AUDIO_START, AUDIO_END)
+
+    def roles(self, model: nn.Module) -> dict:  # type: ignore[type-arg]
+        roles = dict(super().roles(model))
+        roles["lm_body"] = (*roles["lm_body"], *roles.pop("audio_head"))
+        return roles
+
+
+def test_a_part_may_be_left_out_where_the_model_has_none(tiny_speech_lm: MiniSpeechLM) -> None:
+    first, second = select(tiny_speech_lm, *two_stage(5, lr=1e-3, lm_lr=1e-4), adapter=WithoutAnAudioHead())
+    assert all(name.startswith("model.audio_embed_layers.") for name in first.learners)
+    assert second.learners["audio_head.0.weight"].lr == 1e-4
+    with pytest.raises(ValueError, match=r"the role 'audio_head' has no parameters in MiniSpeechLM; write 'audio_head\?' where"):
+        select(tiny_speech_lm, Stage("s", ["audio_embedding", "audio_head"]), adapter=WithoutAnAudioHead())
+    with pytest.raises(ValueError, match="nothing would learn"):
+        select(tiny_speech_lm, Stage("s", ["audio_head?"]), adapter=WithoutAnAudioHead())
+
+
 def test_rates_by_part(tiny_speech_lm: MiniSpeechLM) -> None:
     stage = Stage("s", ["audio_head", "lm_body"], lr={"lm_body": 1e-5, "*.layers.1.*": 2e-5})
     (found,) = select(tiny_speech_lm, stage)

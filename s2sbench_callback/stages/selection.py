@@ -16,6 +16,7 @@ from s2sbench_callback.parameter_names import named_parameters, plain_name
 from s2sbench_callback.stages.stage import ROLES, Part, Stage
 
 _Mask = npt.NDArray[np.bool_]
+_TIED_TO = {"audio_head": "audio_embedding", "lm_head": "lm_embedding"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Parts:
         rates: dict[str, float] = {}
         for part, rate in stage.lr.items():
             named = [name for name in self.match(part, f"{where}, lr") if name in learns]
-            if not named:
+            if not named and not part.endswith("?"):
                 raise ValueError(f"{where}: lr names {part!r}, of which nothing learns in this stage")
             for name in named:
                 if self._is_shared(name) and rates.get(name, rate) != rate:
@@ -147,20 +148,45 @@ class Parts:
         """
         if isinstance(part, Rows):
             return self._match_rows(part, where)
-        if part not in ROLES:
+        role, optional = (part[:-1], True) if part.endswith("?") and part[:-1] in ROLES else (part, False)
+        if role not in ROLES:
             found = [name for name in self.named if fnmatchcase(name, part) or fnmatchcase(self._inside(name), part)]
             if not found:
                 raise ValueError(f"{where}: no parameter matches {part!r}; {self._near(part)}")
             return dict.fromkeys(found, True)
-        matched: dict[str, _Mask | bool] = {}
-        for entry in next((entries for role, entries in self._roles.items() if role == part), ()):
-            if isinstance(entry, Rows):
-                matched.update(self._match_rows(entry, where))
-            else:
-                matched.update({name: True for name in self.named if name.startswith(self._prefix + entry)})
-        if not matched:
-            raise ValueError(f"{where}: the role {part!r} has no parameters in {self._model_class}")
+        matched = self._match_role(role, where)
+        if not matched and role in _TIED_TO:
+            # Of a head that is the embedding itself, only the embedding's role is stated.
+            matched = {name: mask for name, mask in self._match_role(_TIED_TO[role], where).items() if self._aliases_without_role(name)}
+        if not matched and not optional:
+            raise ValueError(
+                f"{where}: the role {role!r} has no parameters in {self._model_class}; write {role + '?'!r} where that is as it should be"
+            )
+        for name, mask in list(matched.items()):
+            matched.update(dict.fromkeys(self._aliases_without_role(name), mask))
         return matched
+
+    def _match_role(self, role: str, where: str) -> dict[str, _Mask | bool]:
+        matched: dict[str, _Mask | bool] = {}
+        for entry in self._entries(role):
+            whole = [] if isinstance(entry, Rows) else [name for name in self.named if name.startswith(self._prefix + entry)]
+            for name, mask in (self._match_rows(entry, where) if isinstance(entry, Rows) else dict.fromkeys(whole, True)).items():
+                matched[name] = _tidy(np.logical_or(matched.get(name, False), mask))
+        return matched
+
+    def _entries(self, role: str) -> tuple[str | Rows, ...]:
+        return next((entries for each, entries in self._roles.items() if each == role), ())
+
+    def _aliases_without_role(self, name: str) -> list[str]:
+        """Other names of a tied matrix that no role is stated for: what holds for one name holds for them."""
+        stated = [entry for entries in self._roles.values() for entry in entries]
+
+        def has_role(alias: str) -> bool:
+            inside = self._inside(alias)
+            return any(inside == entry.parameter if isinstance(entry, Rows) else inside.startswith(entry) for entry in stated)
+
+        aliases = [alias for alias, parameter in self.named.items() if parameter is self.named[name] and alias != name]
+        return [alias for alias in aliases if not has_role(alias)]
 
     def _match_rows(self, rows: Rows, where: str) -> dict[str, _Mask | bool]:
         name = rows.parameter if rows.parameter in self.named else self._prefix + rows.parameter

@@ -19,8 +19,9 @@ class Stage:
     """A stretch of training in which some parts of the model learn and all others are frozen.
 
     A part is a role of the adapter (``audio_embedding``, ``audio_head``, ``lm_embedding``, ``lm_head``, ``lm_body``, ``frontend``), a pattern of
-    parameter names in the LightningModule or in the language model (``*.layers.2?.*``), or :class:`Rows` of a matrix. Parameters outside the
-    language model are left as they are, unless a pattern of any stage reaches them.
+    parameter names in the LightningModule or in the language model (``*.layers.2?.*``), or :class:`Rows` of a matrix. A role with a ``?`` behind
+    it may have no parameters: models that only write have no ``audio_head``. Parameters outside the language model are left as they are, unless
+    a pattern of any stage reaches them.
 
     A stage ends at the first of ``steps``, ``tokens`` and ``until`` that comes true, or by hand; the last one never does.
 
@@ -106,6 +107,8 @@ def two_stage(
 ) -> list[Stage]:
     """The paper's two stages: audio embedding and head alone, then all but the LM's text embedding and head.
 
+    Of a model that hears through a projector and only writes, the projector alone learns in the first.
+
     Args:
         first_steps: Optimizer steps of the first stage; by default the probe decides.
         until: The rule by which it decides.
@@ -113,7 +116,7 @@ def two_stage(
         lm_lr: Learning rate of the language model in the second.
         warm_up_steps: Steps over which the language model's rate rises once it learns.
     """
-    audio = ("audio_embedding", "audio_head")
+    audio = ("audio_embedding", "audio_head?")
     rates: dict[str, float] = {**(dict.fromkeys(audio, lr) if lr else {}), **({"lm_body": lm_lr} if lm_lr else {})}
     return [
         Stage("audio parts", audio, lr=lr, steps=first_steps, until=until or (None if first_steps else Plateau())),
@@ -127,4 +130,4 @@ def single_stage(lr: float | None = None) -> list[Stage]:
     Args:
         lr: Learning rate of everything; the optimizer's own by default.
     """
-    return [Stage("everything", ("audio_embedding", "audio_head", "lm_embedding", "lm_head", "lm_body"), lr=lr)]
+    return [Stage("everything", ("audio_embedding?", "audio_head?", "lm_embedding", "lm_head", "lm_body"), lr=lr)]
