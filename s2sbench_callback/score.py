@@ -54,6 +54,8 @@ def score(
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     probe = Probe(benchmarks, conditions, max_questions, max_tokens, cache_dir, packed)
     model = system.model.to(place)
+    for module in system.beside:
+        module.to(place)
     with isolated(model):
         tables = probe.run(system.adapter, LiveModel(model, model, place), Ranks(), progress=True)
     seconds = time.monotonic() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ["WANDB_MODE"] = "offline"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from collections.abc import Iterator
@@ -33,9 +34,10 @@ def _own_cache(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    """Tests run two at a time; threads that wait for each other on a busy core cost more than they bring."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

@@ -376,7 +376,7 @@ def test_reference_is_the_first_probe_or_another_record(tmp_path: Path, mini_set
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"conditions": ["s2s"]}, r"conditions must be some of \['s2t', 't2t'\], each once, got \['s2s'\]"),
+        ({"conditions": ["s2x"]}, r"conditions must be some of \['s2t', 't2t', 's2s', 't2s'\], each once, got \['s2x'\]"),
         ({"conditions": ["s2t", "s2t"]}, "each once"),
         ({"max_questions": 0}, "max_questions must be at least 1, got 0"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),

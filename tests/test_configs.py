@@ -12,10 +12,11 @@ from jsonargparse import ArgumentParser
 
 from s2sbench_callback import Guard, Plateau, S2SBenchCallback, StageUnfreeze
 from s2sbench_callback.adapters import Rows
+from s2sbench_callback.cli import score_parser
 from s2sbench_callback.record import RunRecord
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def test_there_are_configs() -> None:
@@ -65,7 +66,7 @@ def test_each_config_runs_with_its_recipe(config: Path, tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "adapter",
     [
-        {"class_path": "s2sbench_callback.adapters.TextOnly", "init_args": {"tokenizer": {"class_path": "collections.Counter"}}},
+        {"class_path": "s2sbench_callback.adapters.TextOnly", "init_args": {"tokenizer": {"class_path": "test_configs.Tokenizer"}}},
         {
             "class_path": "s2sbench_callback.adapters.SummedCodebooks",
             "init_args": {"tokenizer": {"class_path": "test_configs.Tokenizer"}, "audio_start": "<a>", "audio_end": "</a>"},
@@ -137,5 +138,30 @@ def tokens_in(batch: object) -> int:
 
 
 class Tokenizer:
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [2] * len(text)}
+
     def get_vocab(self) -> dict[str, int]:
         return {"<a>": 0, "</a>": 1}
+
+
+TABLE_1 = sorted((ROOT / "configs" / "table1").glob("*.yaml"))
+
+
+def test_every_row_of_table_1_has_a_config() -> None:
+    assert {path.stem for path in TABLE_1} == {"twist", "moshi", "glm_4_voice", "qwen2_5", "baichuan_audio_single_stage", "baichuan_audio_two_stage"}
+
+
+@pytest.mark.parametrize("config", TABLE_1, ids=lambda path: path.stem)
+def test_a_row_of_table_1(config: Path) -> None:
+    """Its header tells what is needed and what is uncertain, its arguments are those of a loader, its figures are for what it asks."""
+    header = " ".join(line for line in config.read_text().splitlines() if line.startswith("#"))
+    for word in (f"s2sbench score --config configs/table1/{config.name}", "Needs:", "Published:", "Uncertain:"):
+        assert word in header
+    chosen = score_parser().parse_args(["--config", str(config)])
+    names = {"sStory_s2t": "sstorycloze", "zh_story": "zh-sstorycloze", "cmmlu_write_4": "scmmlu"}
+    sets = {benchmark.init_args.get("set_name") or names[benchmark.init_args["name"]] for benchmark in chosen.benchmarks}
+    assert {key.split("/")[0] for key in chosen.published} <= sets
+    assert {key.split("/")[1] for key in chosen.published} <= set(chosen.conditions)
+    for key, percent in chosen.published.items():
+        assert f"{percent:.1f}" in header, key

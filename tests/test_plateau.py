@@ -57,7 +57,7 @@ def autoregression(draw: np.random.Generator, probes: int, correlation: float) -
         ({"max_steps": 0}, "plateau: max_steps must be at least 1 and no less than min_steps 0, got 0"),
         ({"min_steps": 500, "max_steps": 400}, "max_steps must be at least 1 and no less than min_steps 500, got 400"),
         ({"figure": "loss"}, "plateau: unknown figure 'loss'; the figures are positive_minus_negative, positive_loss, accuracy"),
-        ({"condition": "t2s"}, "plateau: unknown condition 't2s'; the conditions are s2t, t2t"),
+        ({"condition": "x2s"}, "plateau: unknown condition 'x2s'; the conditions are s2t, t2t, s2s, t2s"),
         ({"sets": []}, "plateau: sets is empty; name at least one, or leave it out for all"),
     ],
 )

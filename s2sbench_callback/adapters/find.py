@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from s2sbench_callback.adapters.known import LOOKED_AT, is_known, known_adapter
 from s2sbench_callback.adapters.protocol import Adapter
-from s2sbench_callback.adapters.summed_codebooks import SummedCodebooks
-from s2sbench_callback.adapters.text_only import TextOnly
 
 Locator = str | Callable[[nn.Module], nn.Module]
 
-_CAUSAL_LMS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-
 _WRITE_ONE = """\
-Tell the callback how your model is read:
+Tell the callback how your model is read. An encoder, a projector and an LLM:
 
-    S2SBenchCallback(locator="llm", adapter=SummedCodebooks(tokenizer))
+    S2SBenchCallback(
+        adapter=EncoderProjectorLLM(tokenizer, encoder="audio_encoder", projector="connector", llm="llm"),
+        locator=".",  # the LightningModule itself
+    )
 
-or let the LightningModule say it:
+A model of a known shape, somewhere inside:
+
+    S2SBenchCallback(adapter=SummedCodebooks(tokenizer), locator="model.llm")
+
+or a method of the LightningModule that says it:
 
     def s2sbench_adapter(self):
         return TextOnly(self.tokenizer)
 
-An adapter is any object with the methods of s2sbench_callback.adapters.Adapter."""
+An adapter is any object with the methods of s2sbench_callback.adapters.Adapter: docs/adapters.md shows a whole one."""
 
 
 def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.Module:
@@ -62,7 +63,7 @@ def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.M
         return found
     level = [("", root)]
     while level:
-        found_here = [(path, module) for path, module in level if _is_summed_codebooks(module) or _is_causal_lm(module)]
+        found_here = [(path, module) for path, module in level if is_known(module)]
         if len(found_here) > 1:
             paths = ", ".join(f"{path} ({type(module).__name__})" for path, module in found_here)
             raise ValueError(
@@ -72,17 +73,17 @@ def find_language_model(root: nn.Module, locator: Locator | None = None) -> nn.M
             return found_here[0][1]
         level = [(f"{path}.{name}".lstrip("."), child) for path, module in level for name, child in module.named_children()]
     raise ValueError(
-        f"no language model was found in {type(root).__name__}: neither it nor any of its {sum(1 for _ in root.modules()) - 1} submodules has "
-        f"Baichuan-Audio's module names or is a causal LM of transformers; its children are {_children(root)}. Name the place, for "
-        "example locator='model.llm'"
+        f"no language model was found in {type(root).__name__}: neither it nor any of its {sum(1 for _ in root.modules()) - 1} submodules is one "
+        f"that is known (looked for {LOOKED_AT}); its children are {_children(root)}. Name the place, for example locator='model.llm'.\n{_WRITE_ONE}"
     )
 
 
 def find_adapter(root: nn.Module, model: nn.Module) -> Adapter:
     """The adapter for a model whose class is known.
 
-    A LightningModule with a method ``s2sbench_adapter`` is asked first. Otherwise the model's own shape decides, and the tokenizer is
-    looked for in the attribute ``tokenizer`` of the model and of the LightningModule.
+    A LightningModule with a method ``s2sbench_adapter`` is asked first. Otherwise the model's class decides, its shape, or the special tokens of
+    its tokenizer. What the adapter needs is looked for on the model and on the LightningModule: ``tokenizer``, ``processor``,
+    ``feature_extractor``, ``speech_tokenizer`` and ``speech_tokenizer_name``.
 
     Args:
         root: The LightningModule.
@@ -97,26 +98,13 @@ def find_adapter(root: nn.Module, model: nn.Module) -> Adapter:
         if not isinstance(adapter, Adapter):
             raise ValueError(f"{type(root).__name__}.s2sbench_adapter() returned a {type(adapter).__name__}, which lacks methods of an adapter")
         return adapter
-    tokenizer: Any = getattr(model, "tokenizer", None) or getattr(root, "tokenizer", None)
-    known = SummedCodebooks if _is_summed_codebooks(model) else TextOnly if _is_causal_lm(model) else None
+    try:
+        known = known_adapter(model, root)
+    except ValueError as error:
+        raise ValueError(f"{error}.\n{_WRITE_ONE}") from error
     if known is None:
-        raise ValueError(f"no adapter is known for {type(model).__name__} (looked at Baichuan-Audio's names and causal LMs).\n{_WRITE_ONE}")
-    if tokenizer is None:
-        raise ValueError(
-            f"{type(model).__name__} is read by {known.__name__}, which needs its text tokenizer, and neither the model nor "
-            f"{type(root).__name__} has an attribute 'tokenizer'.\n{_WRITE_ONE}"
-        )
-    return known(tokenizer)
-
-
-def _is_summed_codebooks(module: nn.Module) -> bool:
-    return all(hasattr(module, name) for name in ("audio_head", "lm_head")) and hasattr(getattr(module, "model", None), "audio_embed_layers")
-
-
-def _is_causal_lm(module: nn.Module) -> bool:
-    if not isinstance(module, PreTrainedModel) or getattr(module.config, "is_encoder_decoder", False):
-        return False
-    return any(kind.__name__ in _CAUSAL_LMS or kind.__name__.endswith("ForCausalLM") for kind in type(module).__mro__)
+        raise ValueError(f"no adapter is known for {type(model).__name__} (looked for {LOOKED_AT}).\n{_WRITE_ONE}")
+    return known
 
 
 def _children(root: nn.Module) -> str:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from s2sbench_callback.adapters.attention import attention_arguments
-from s2sbench_callback.adapters.parallel_streams import ParallelStreams, mimi_codes, prefixes
+from s2sbench_callback.adapters.parallel_streams import ParallelStreams, mimi_codes
 from s2sbench_callback.adapters.protocol import Candidate, Role, Row, Rows
+from s2sbench_callback.adapters.role_prefixes import prefixes
 from s2sbench_callback.parameter_names import plain_name
 from s2sbench_callback.prompts import CANDIDATES, Condition
 from s2sbench_callback.speech import module_fingerprint

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from s2sbench_callback.adapters.attention import attention_arguments
-from s2sbench_callback.adapters.parallel_streams import TwoSpeakers, embedded, mimi_codes, prefixes
+from s2sbench_callback.adapters.parallel_streams import TwoSpeakers, embedded, mimi_codes
 from s2sbench_callback.adapters.protocol import Role, Row, Rows
+from s2sbench_callback.adapters.role_prefixes import prefixes
 from s2sbench_callback.prompts import Condition
 from s2sbench_callback.speech import module_fingerprint
 

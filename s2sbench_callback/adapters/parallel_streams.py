@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from s2sbench_callback.adapters.protocol import Candidate, Row
 from s2sbench_callback.adapters.text_ids import TextIds, column
 from s2sbench_callback.items import Language
-from s2sbench_callback.parameter_names import plain_name
 from s2sbench_callback.prompts import Condition, Modality
 
 Quiet = Literal["absent", "silence"]
@@ -252,9 +251,3 @@ def mimi_codes(mimi: Any, waveform: Tensor, codebooks: int) -> Tensor:
     encoded = mimi.encode(waveform.to(weight.device, weight.dtype)[None, None])
     codes: Tensor = getattr(encoded, "audio_codes", encoded)[0, :codebooks]
     return codes.T.contiguous()
-
-
-def prefixes(model: nn.Module, modules: Iterable[nn.Module | None]) -> tuple[str, ...]:
-    """Names of a model's modules as prefixes of parameter names; those that are missing or have no parameters are left out."""
-    names = {id(module): plain_name(f"{name}.") for name, module in model.named_modules()}
-    return tuple(names[id(module)] for module in modules if module is not None and any(True for _ in module.parameters()))

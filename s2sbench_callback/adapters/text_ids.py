@@ -13,7 +13,7 @@ _WORD_START = "▁"
 
 
 class TextIds:
-    """A tokenizer of ``transformers``, or a SentencePiece processor, as adapters use it: no special tokens, borders kept.
+    """A tokenizer of ``transformers``, a SentencePiece processor, or NeMo's wrapper of either, as adapters use it: no special tokens, borders kept.
 
     Tokenizers of SentencePiece's kind (Llama 2, Moshi) put a word start before every piece by themselves, so there the one space that T→T puts
     before an English candidate is dropped: it would stand there twice.
@@ -23,7 +23,9 @@ class TextIds:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        # NeMo's tokenizers wrap one of the two.
+        wraps = hasattr(tokenizer, "text_to_ids") and hasattr(tokenizer, "tokenizer")
+        self.tokenizer = tokenizer.tokenizer if wraps else tokenizer
         first = self.encode("a")[:1]
         self.starts_words = bool(first) and str(self._piece(first[0])).startswith(_WORD_START)
 

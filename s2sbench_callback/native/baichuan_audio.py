@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
 
-from s2sbench_callback.adapters.native_weights import qwen2_from_baichuan
 from s2sbench_callback.native.baichuan_speech_tokenizer import BaichuanSpeechConfig, BaichuanSpeechTokenizer
+from s2sbench_callback.native.weights import qwen2_from_baichuan
 
 # Seeing, and turning codes into sound, which no score needs; the moving averages with which codebooks are learnt.
 _IGNORED = re.compile(

