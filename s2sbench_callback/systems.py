@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoProcessor,
     AutoTokenizer,
@@ -32,6 +33,12 @@ from s2sbench_callback.native.glm_4_voice import load_glm_4_voice
 from s2sbench_callback.native.whisper_vq import load_whisper_vq
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+_QWEN_AUDIO: dict[str, tuple[Any, Any]] = {
+    "qwen2_audio": (Qwen2AudioForConditionalGeneration, Qwen2Audio),
+    "qwen2_5_omni": (Qwen2_5OmniThinkerForConditionalGeneration, Qwen25OmniThinker),
+    "qwen3_omni_moe": (Qwen3OmniMoeThinkerForConditionalGeneration, Qwen3OmniThinker),
+}
 
 
 class System:
@@ -138,40 +145,23 @@ def twist(folder: str, speech_tokenizer: Any, speech_tokenizer_name: str, dtype:
     return System(model, TWIST(made, speech_tokenizer_name, offset), [made] if isinstance(made, nn.Module) else [])
 
 
-def qwen2_audio(folder: str, dtype: Precision = "bfloat16", instruction: bool = True) -> System:
-    """Qwen2-Audio.
+def qwen_audio(folder: str, dtype: Precision = "bfloat16", instruction: bool = True) -> System:
+    """Qwen2-Audio, or the thinker of Qwen2.5-Omni or Qwen3-Omni.
 
     Args:
         folder: Folder, or name on the hub.
         dtype: Precision of the weights.
         instruction: Whether the paper's instruction is read before a spoken context.
+
+    Raises:
+        ValueError: If the folder holds another model.
     """
-    model = Qwen2AudioForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return System(model, Qwen2Audio(AutoProcessor.from_pretrained(folder), instruction=instruction))
-
-
-def qwen2_5_omni(folder: str, dtype: Precision = "bfloat16", instruction: bool = True) -> System:
-    """The thinker of Qwen2.5-Omni.
-
-    Args:
-        folder: Folder, or name on the hub.
-        dtype: Precision of the weights.
-        instruction: Whether the paper's instruction is read before a spoken context.
-    """
-    model = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return System(model, Qwen25OmniThinker(AutoProcessor.from_pretrained(folder), instruction=instruction))
-
-
-def qwen3_omni(folder: str, dtype: Precision = "bfloat16", instruction: bool = True) -> System:
-    """The thinker of Qwen3-Omni.
-
-    Args:
-        folder: Folder, or name on the hub.
-        dtype: Precision of the weights.
-        instruction: Whether the paper's instruction is read before a spoken context.
-    """
-    model = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return System(model, Qwen3OmniThinker(AutoProcessor.from_pretrained(folder), instruction=instruction))
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind.removesuffix("_thinker") not in _QWEN_AUDIO:
+        raise ValueError(f"{folder} holds a model of type {kind!r}; qwen_audio loads {', '.join(_QWEN_AUDIO)}")
+    model_class, adapter_class = _QWEN_AUDIO[kind.removesuffix("_thinker")]
+    model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype))
+    return System(model, adapter_class(AutoProcessor.from_pretrained(folder), instruction=instruction))
 
 
 def voxtral(

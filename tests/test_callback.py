@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Qwen2ForCausalLM
 
-from s2sbench_callback import Benchmark, Item, S2SBenchCallback, StageUnfreeze, two_stage
+from s2sbench_callback import Benchmark, Item, S2SBenchCallback, StageUnfreeze, mini, two_stage
 from s2sbench_callback.adapters import Row, SummedCodebooks
 from s2sbench_callback.items import Context
 from s2sbench_callback.mini_world.data import MiniData
@@ -508,6 +508,31 @@ def test_loggers_get_every_figure_at_one_step(tmp_path: Path, mini_set: Benchmar
     assert summary["s2sbench/panels"]["_type"] == "image-file"
     loggers[2].experiment.finish()
     assert (probe.record.dirpath / "panels.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_all_four_directions(tmp_path: Path, cache_dir: Path) -> None:
+    spoken = mini(4, cache_dir, spoken_candidates=True)
+    assert all(len(item.candidate_audios) == 2 for item in spoken.items)
+    logger = TensorBoardLogger(tmp_path)
+    probe = S2SBenchCallback([spoken], conditions=["t2s", "s2s", "t2t", "s2t"], every_n_train_steps=2)
+    trainer = fit(tmp_path, probe, logger=logger, enable_checkpointing=False, max_steps=2)
+    assert probe.record is not None
+    report = probe.record.history()[-1]
+    assert report.sets == {"mini": ("s2t", "t2t", "s2s", "t2s")}
+    for condition in report.sets["mini"]:
+        loss = float(trainer.callback_metrics[f"s2sbench/mini/{condition}/positive_loss"])
+        assert np.isfinite(loss)
+        assert report.metrics[f"s2sbench/mini/{condition}/positive_loss"] == pytest.approx(loss)
+    # A spoken candidate has no characters.
+    assert set(report.normalised["mini/s2s"]) == {"sum"}
+    assert set(report.normalised["mini/s2t"]) == {"sum", "per_character", "per_byte"}
+    tables = probe.record.losses(2)["mini"]
+    # One frame is 80 ms, and the semantic codebook alone is scored.
+    seconds = [[audio.seconds for audio in item.candidate_audios] for item in spoken.items]
+    np.testing.assert_allclose(tables["s2s"].tokens, np.array(seconds) * 12.5, atol=1)
+    np.testing.assert_array_equal(tables["s2s"].tokens, tables["t2s"].tokens)
+    tags = EventAccumulator(logger.log_dir).Reload().Tags()["scalars"]
+    assert "s2sbench/mini/t2s/accuracy" in tags
 
 
 def test_figures_stay_where_checkpoints_and_early_stopping_look(tmp_path: Path, mini_set: Benchmark) -> None:

@@ -23,7 +23,7 @@ from s2sbench_callback.mini_world.voice import FASTEST, SAMPLE_RATE, SLOWEST, Vo
 _FIRST_SEED = 1_000_000
 
 
-def mini(questions: int = 240, cache_dir: str | Path | None = None) -> Benchmark:
+def mini(questions: int = 240, cache_dir: str | Path | None = None, spoken_candidates: bool = False) -> Benchmark:
     """Two-ending stories that none of the embedded world's training streams contains.
 
     The first call renders the speech with ``hibari-tts`` into the cache folder, in the layout that :func:`official` reads: about a
@@ -32,13 +32,15 @@ def mini(questions: int = 240, cache_dir: str | Path | None = None) -> Benchmark
     Args:
         questions: Number of questions; even, since they come in mirrored twos.
         cache_dir: Where the rendered set is kept; by default below the user's cache folder.
+        spoken_candidates: Whether the endings are rendered too, for S→S and T→S; each in the voice's pace for its own question.
 
     Raises:
         ModuleNotFoundError: If the set has to be rendered and ``hibari-tts`` is not installed.
         ValueError: If ``questions`` is odd or not positive.
     """
     stories = held_out_stories(questions)
-    folder = made_once(cache_folder(cache_dir) / f"mini-{_fingerprint(stories)}", lambda unfinished: _write(unfinished, stories))
+    name = f"mini-{_fingerprint(stories)}" + "-endings" * spoken_candidates
+    folder = made_once(cache_folder(cache_dir) / name, lambda unfinished: _write(unfinished, stories, spoken_candidates))
     return official(folder / "sets.yaml", name="mini")
 
 
@@ -51,19 +53,27 @@ def _fingerprint(stories: list[Story]) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def _write(folder: Path, stories: list[Story]) -> None:
+def _write(folder: Path, stories: list[Story], spoken_candidates: bool) -> None:
     voice = Voice()
     (folder / "wavs").mkdir()
+    (folder / "endings").mkdir()
     rows = []
     for question, story in enumerate(tqdm(stories, desc="speaking the embedded benchmark", unit="story", disable=not shows_progress())):
         right, wrong = 2 * question, 2 * question + 1
         rows += [{"uttid": right, "first": story.context, "last": story.right}, {"uttid": wrong, "first": story.context, "last": story.wrong}]
         spoken = folder / "wavs" / f"{right}.wav"
-        soundfile.write(spoken, voice.speak_at_random_speed(story.context, _FIRST_SEED + question), SAMPLE_RATE, subtype="PCM_16")
+        _record(voice, story.context, question, spoken)
         _copy(spoken, folder / "wavs" / f"{wrong}.wav")
+        for number, ending in ((right, story.right), (wrong, story.wrong)) if spoken_candidates else ():
+            _record(voice, ending, question, folder / "endings" / f"{number}.wav")
     (folder / "mini.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    sets = {"datasets": {"mini": {"path": "mini.jsonl", "audio_path": "wavs", "lang": "en"}}}
+    endings = {"candidate_audio_path": "endings"} if spoken_candidates else {}
+    sets = {"datasets": {"mini": {"path": "mini.jsonl", "audio_path": "wavs", **endings, "lang": "en"}}}
     (folder / "sets.yaml").write_text(yaml.safe_dump(sets), encoding="utf-8")
+
+
+def _record(voice: Voice, text: str, question: int, path: Path) -> None:
+    soundfile.write(path, voice.speak_at_random_speed(text, _FIRST_SEED + question), SAMPLE_RATE, subtype="PCM_16")
 
 
 def _copy(source: Path, target: Path) -> None:
