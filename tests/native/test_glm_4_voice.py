@@ -129,13 +129,14 @@ def test_logits_are_those_of_the_remote_class(folder: Path) -> None:
     expected = remote_model()(ids).logits
     assert expected.std() > 0.1
     torch.testing.assert_close(model(ids).logits, expected, atol=2e-6, rtol=1e-5)
-    # It generates until one of the published end tokens, and saves as any other.
+    # It generates until one of the published end tokens.
     assert model.generation_config.eos_token_id == [1, 2]
 
 
 def test_precision(folder: Path, tmp_path: Path) -> None:
     model = load_glm_4_voice(folder, tokenizer="any")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.config.dtype == torch.bfloat16
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     model.save_pretrained(tmp_path)
