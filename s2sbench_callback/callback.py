@@ -60,9 +60,9 @@ class S2SBenchCallback(pl.Callback):
 
     Args:
         benchmarks: The sets to ask; by default the embedded one.
-        adapter: How the model is read; found from its class by default.
-        locator: Where the language model is in the LightningModule, as a dotted path or a function of it; by default the
-            LightningModule itself is looked at, then its children.
+        adapter: How the model is read; found from its class by default. ``docs/adapters.md`` lists all, and shows one of one's own.
+        locator: Where the language model is in the LightningModule, as a dotted path, ``"."`` for itself, or a function of it; by default the
+            LightningModule is looked at, then its children.
         conditions: Some of ``s2t``, ``t2t``, ``s2s`` and ``t2s`` (context to candidate, spoken or written); the first two by default.
         every_n_train_steps: Optimizer steps between probes; by default each ``ModelCheckpoint`` is followed, always before it saves.
         at_start: Whether to probe before the first step.
