@@ -48,8 +48,9 @@ def score_parser() -> ArgumentParser:
     """The arguments of ``s2sbench score``, which ``configs/table1`` are written in."""
     parser = ArgumentParser(prog="s2sbench score", description="Asks benchmarks of a model outside training.")
     parser.add_argument("--config", action="config", help="a YAML file with these arguments")
-    parser.add_subclass_arguments(System, "system", required=True, help="a loader of s2sbench_callback.systems and its arguments")
+    # Made in this order, so that a fault in a set shows before gigabytes of weights are read.
     parser.add_function_arguments(score, skip={"system"})
+    parser.add_argument("--system", type=System, required=True, help="a loader of s2sbench_callback.systems and its arguments")
     parser.add_argument(
         "--published",
         type=dict[str, float] | None,
@@ -68,7 +69,7 @@ def score_model(arguments: list[str]) -> None:
     parser = score_parser()
     parsed = parser.parse_args(arguments)
     try:
-        chosen = parser.instantiate_classes(parsed)
+        chosen = parser.instantiate(parsed)
         record = score(**{key: value for key, value in vars(chosen).items() if key not in ("config", "published")})
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"s2sbench score: {error}") from error
@@ -85,11 +86,17 @@ def stages(arguments: list[str]) -> None:
     Args:
         arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
     """
-    cli = _training(arguments)
-    unfreezers = callbacks_of(cli.trainer, StageUnfreeze)
-    if not unfreezers:
-        raise SystemExit("the config has no StageUnfreeze, so there are no stages to print")
-    _stop_before_the_first_step(cli, [_Stop()])
+    # What StageUnfreeze raises where settings do not fit together.
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    try:
+        cli = _training(arguments)
+        unfreezers = callbacks_of(cli.trainer, StageUnfreeze)
+        if not unfreezers:
+            raise SystemExit("the config has no StageUnfreeze, so there are no stages to print")
+        _stop_before_the_first_step(cli, [_Stop()])
+    except (ValueError, FileNotFoundError, MisconfigurationException) as error:
+        raise SystemExit(f"s2sbench stages: {error}") from error
     if cli.trainer.is_global_zero:
         print("\n\n".join(unfreezer.table for unfreezer in unfreezers))
 
@@ -108,10 +115,11 @@ def decide(arguments: list[str]) -> None:
     settings = {field.name: chosen[field.name] for field in fields(Plateau)}
     record = RunRecord(chosen.record)
     try:
-        decisions = replay(record, Plateau(**settings), chosen.stage)
+        rule = Plateau(**settings)
+        decisions = replay(record, rule, chosen.stage)
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"s2sbench decide: {error}") from error
-    print(replay_table(record, decisions, chosen.stage))
+    print(replay_table(record, decisions, chosen.stage, rule))
 
 
 def encode(arguments: list[str]) -> None:

@@ -92,6 +92,16 @@ def test_stages_prints_the_plan_and_trains_nothing(config: Path, tmp_path: Path,
     main(["encode", "--config", str(config)])
     assert "12 recordings tokenised for mini" in capsys.readouterr().out
     assert not list(tmp_path.rglob("probes.jsonl"))
+    for wrong, message in (
+        ({"train": ["model.layer.*"]}, r"s2sbench stages: stage 'first': no parameter matches 'model.layer.\*'; near names are"),
+        ({"train": ["frontend"]}, "s2sbench stages: stage 'first': the role 'frontend' has no parameters"),
+        ({"until": {"condition": "t2s"}}, "s2sbench stages: stage 'first' decides from t2s, which the probe does not ask"),
+    ):
+        stages[0], right = {**stages[0], **wrong}, stages[0]
+        config.write_text(yaml.safe_dump(content))
+        with pytest.raises(SystemExit, match=message):
+            main(["stages", "--config", str(config)])
+        stages[0] = right
     content["trainer"]["callbacks"] = content["trainer"]["callbacks"][:1]
     config.write_text(yaml.safe_dump(content))
     with pytest.raises(SystemExit, match="the config has no StageUnfreeze, so there are no stages to print"):
@@ -134,6 +144,11 @@ def test_decide_replays_a_rule_over_a_recorded_stage(tmp_path: Path, capsys: pyt
     assert (ends("--min_gain", "0.1", "--patience", "5")[0] or 0) > step
     assert ends("--min_gain", "0.1", "--min_steps", "1900")[0] == 1900
     assert ends("--min_gain", "0.1", "--max_steps", "300")[0] == 300
+    # Between two probes, as in a run; and not where the stage's record does not reach.
+    between, printed = ends("--min_gain", "0.1", "--max_steps", "250")
+    assert between == 250
+    assert "Stage 1 would have ended at step 250: max_steps 250 of its rule are done." in printed
+    assert ends("--min_gain", "0.0001", "--max_steps", "1950")[0] is None
     never, printed = ends("--min_gain", "0.0001")
     assert never is None
     assert "Stage 1 would not have ended within its 20 recorded probes" in printed

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
-from s2sbench_callback import Guard
+from s2sbench_callback import Guard, Stage
 from s2sbench_callback.decisions import Probed
 from s2sbench_callback.scoring import LossTable
+from s2sbench_callback.stages.progress import Progress
 from s2sbench_callback.stages.watch import GuardWatch
 
 QUESTIONS = 400
@@ -65,6 +68,31 @@ def test_rates_are_lowered_again_only_by_a_further_fall() -> None:
     assert not resumed.holds
     resumed.begin_stage()
     assert resumed.lowered == 1.0
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ("hold", "the stage would be held back."),
+        ("lower_lr", "learning rates would be lowered to 0.5 of the stage's."),
+        ("stop", "training would stop."),
+    ],
+)
+def test_advice_says_what_would_be_done(action: Literal["hold", "lower_lr", "stop"], words: str) -> None:
+    note, _ = GuardWatch(Guard(action, patience=1), applies=False).look(probed(1, 60))
+    assert note is not None
+    assert note.endswith(words)
+
+
+def test_what_was_only_advised_lowers_nothing_when_stages_are_applied_later() -> None:
+    stages, guard = [Stage("a", ["lm_head"], steps=9), Stage("b", ["lm_body"])], Guard("lower_lr", patience=1)
+    advised = Progress(stages, guard, applies=False)
+    advised.judge(probed(1, 60), lambda words: words)
+    assert advised.lowered == 0.5
+    for applies, lowered in ((False, 0.5), (True, 1.0)):
+        resumed = Progress(stages, guard, applies)
+        resumed.load(advised.state())
+        assert resumed.lowered == lowered
 
 
 @pytest.mark.parametrize(

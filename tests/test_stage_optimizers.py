@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
+from torch.optim import LBFGS, SGD, AdamW, Optimizer, lr_scheduler
 from transformers import get_cosine_schedule_with_warmup
 
-from s2sbench_callback.stages.optimizers import StageOptimizers, carry_by_name
+from s2sbench_callback.stages.carrying import carry_by_name
+from s2sbench_callback.stages.optimizers import StageOptimizers
 from s2sbench_callback.stages.selection import Learner, Selection
 from s2sbench_callback.stages.stage import Stage
 
@@ -21,6 +22,9 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "transformers": lambda o: get_cosine_schedule_with_warmup(o, 3, 20),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=12),
+    "cosine_with_floor": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=12, eta_min=OWN / 3),
+    "restarts_with_floor": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=4, eta_min=OWN / 3),
+    "plateau_with_floor": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.5, min_lr=OWN / 3),
     "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=OWN, total_steps=20),
     "cyclic": lambda o: lr_scheduler.CyclicLR(o, base_lr=OWN / 10, max_lr=OWN, step_size_up=3, cycle_momentum=False),
@@ -213,3 +217,65 @@ def test_a_checkpoint_of_a_run_without_stages_finds_its_groups() -> None:
     staged.enter(1, restart=False)
     assert torch.equal(optimizer.state[other.body.weight]["exp_avg"], plain.state[net.body.weight]["exp_avg"])
     assert group_of(optimizer, other.body.weight)["lr"] == 0.3
+
+
+def test_one_tensor_for_all_groups_is_scaled_once_in_each() -> None:
+    net, given = Net(), torch.tensor(OWN)
+    optimizer = AdamW([{"params": net.body.weight}, {"params": net.body.bias}], lr=given)
+    staged = StageOptimizers([optimizer], [], names(net), selections(net, ({"body": 1e-4}, {})))
+    staged.enter(0, restart=False)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([1e-4, 1e-4])
+    assert float(given) == pytest.approx(OWN)
+
+
+def test_a_rate_that_no_stage_names_any_longer_is_taken_back() -> None:
+    def make(rate: float | None) -> tuple[Net, Optimizer, StageOptimizers]:
+        net = Net()
+        optimizer = AdamW([{"params": part.parameters()} for part in (net.audio, net.body, net.rest)], lr=OWN)
+        return net, optimizer, StageOptimizers([optimizer], [], names(net), selections(net, ({"audio": None, "body": rate}, {})))
+
+    _, first, staged = make(1e-5)
+    staged.enter(0, restart=False)
+    net, second, again = make(None)
+    second.load_state_dict(first.state_dict())
+    assert group_of(second, net.body.weight)["lr"] == 1e-5
+    again.enter(0, restart=False)
+    assert [group["lr"] for group in second.param_groups] == [OWN] * 3
+    assert not any("stage_lr" in group for group in second.param_groups)
+
+
+def test_optimizers_and_schedulers_that_cannot_have_their_groups_split_are_refused_by_name() -> None:
+    class ZeroRedundancyOptimizer(SGD):
+        """Known by its name."""
+
+    class Homemade:
+        optimizer: Optimizer
+
+    net = Net()
+    plan = selections(net, ({"audio": 0.1}, {}), ({"audio": 0.1, "body": 0.2}, {}))
+    for optimizer, message in (
+        (ZeroRedundancyOptimizer(net.parameters(), lr=OWN), "ZeroRedundancyOptimizer shares out its parameters over the ranks"),
+        (LBFGS(net.parameters()), "LBFGS knows only one group, so that none can be added; use another optimizer, or leave lr and warm_up_steps out"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            StageOptimizers([optimizer], [], names(net), plan)
+    unstaged = selections(net, ({"audio": None}, {}), ({"audio": None, "body": None}, {}))
+    StageOptimizers([LBFGS(net.parameters())], [], names(net), unstaged)
+    with pytest.raises(ValueError, match=r"the scheduler Homemade is not a torch.optim.lr_scheduler.LRScheduler"):
+        StageOptimizers([SGD(net.parameters(), lr=OWN)], [Homemade()], names(net), plan)
+
+
+def test_each_optimizers_schedulers_are_rearranged_by_its_own_groups() -> None:
+    def state(*rates: float) -> dict[str, Any]:
+        return {"base_lrs": list(rates)}
+
+    head, body = [["head"]], [["a", "b"]]
+    checkpoint = {
+        "optimizer_states": [
+            {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+            {"state": {}, "param_groups": [{"lr": 0.2, "params": [0, 1]}]},
+        ],
+        "lr_schedulers": [state(0.2), state(0.1)],
+    }
+    carry_by_name(checkpoint, [head, body], [head, [["a"], ["b"]]], owners=[1, 0])
+    assert checkpoint["lr_schedulers"] == [state(0.2, 0.2), state(0.1)]

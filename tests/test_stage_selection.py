@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import warnings
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from s2sbench_callback import Plateau, Stage, dry_run, single_stage, two_stage
-from s2sbench_callback.adapters import Rows, SummedCodebooks
+from s2sbench_callback.adapters import Adapter, Rows, SummedCodebooks
 from s2sbench_callback.mini_world.model import MiniSpeechLM
 from s2sbench_callback.mini_world.pretraining import mini_adapter
 from s2sbench_callback.mini_world.text_tokenizer import AUDIO_END, AUDIO_START, build_text_tokenizer
-from s2sbench_callback.stages.selection import Parts, Selection
+from s2sbench_callback.stages.selection import Parts, Selection, warn_of_base_layers
 
 AUDIO = ("model.audio_embed_layers.", "audio_head.")
 
@@ -189,9 +192,15 @@ def test_integers_cannot_learn(tiny_speech_lm: MiniSpeechLM) -> None:
         (lambda: Stage("s", []), "stage 's': train is empty"),
         (lambda: Stage("s", ["lm_body"], steps=0), "steps must be at least 1, got 0"),
         (lambda: Stage("s", ["lm_body"], tokens=-5), "tokens must be at least 1, got -5"),
-        (lambda: Stage("s", ["lm_body"], lr=0.0), "a learning rate must be above 0, got 0.0"),
-        (lambda: Stage("s", ["lm_body"], lr={"lm_body": -1.0}), "a learning rate must be above 0, got -1.0"),
+        (lambda: Stage("s", ["lm_body"], lr=0.0), "a learning rate must be above 0 and finite, got 0.0"),
+        (lambda: Stage("s", ["lm_body"], lr={"lm_body": -1.0}), "a learning rate must be above 0 and finite, got -1.0"),
         (lambda: Stage("s", ["lm_body"], lr={"lm_brain": 1.0}), "lr names 'lm_brain', which is no role"),
+        (lambda: Stage("s", ["lm_body"], lr=float("nan")), "a learning rate must be above 0 and finite, got nan"),
+        (lambda: two_stage(5, lm_lr=0.0), "stage 'language model too': a learning rate must be above 0 and finite, got 0.0"),
+        (lambda: two_stage(5, lr=0.0), "stage 'audio parts': a learning rate must be above 0 and finite, got 0.0"),
+        (lambda: two_stage(0), "steps must be at least 1, got 0"),
+        (lambda: Stage("s", "lm_body"), r"stage 's': train is a list of parts; write train=\['lm_body'\]"),
+        (lambda: Stage("s", ["lm_body"], freeze="*.bias"), r"stage 's': freeze is a list of parts; write freeze=\['\*.bias'\]"),
         (lambda: Stage("s", ["lm_body"], warm_up_steps=-1), "warm_up_steps must be at least 0, got -1"),
         (lambda: Stage("s", ["lm_body"], schedulers="again"), "schedulers must be 'continue' or 'restart', got 'again'"),  # type: ignore[arg-type]
         (lambda: Stage("s", ["lm_body"], until="bedtime"), "until must be a Plateau or 'hand', got 'bedtime'"),  # type: ignore[arg-type]
@@ -215,3 +224,19 @@ def test_the_dry_run_counts_by_hand_and_freezes_nothing(tiny_speech_lm: MiniSpee
     assert f"{body:,}  1e-05" in table
     assert "Left as they are: 2 tensors (8 numbers) outside the language model" in table
     assert [parameter.requires_grad for parameter in tiny_speech_lm.parameters()] == before
+
+
+def test_a_role_that_unfreezes_what_peft_keeps_frozen_gives_a_warning() -> None:
+    class Adapted:
+        def roles(self, model: nn.Module) -> dict[str, tuple[str, ...]]:
+            return {"lm_body": ("body.",)}
+
+    body = nn.ModuleDict({"base_layer": nn.Linear(2, 2), "lora_A": nn.Linear(2, 1)})
+    model = nn.ModuleDict({"body": body})
+    parts = Parts(model, model, cast(Adapter, Adapted()))
+    message = r"stage 's' trains body.base_layer.weight and 1 more .* the role 'lm_body' holds them; .* write '\*lora_\*' in its place"
+    with pytest.warns(UserWarning, match=message):
+        warn_of_base_layers(parts, parts.select([Stage("s", ["lm_body"])]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_base_layers(parts, parts.select([Stage("s", ["lm_body"], freeze=["*.base_layer.*"]), Stage("t", ["body.base_layer.*"])]))

@@ -127,8 +127,11 @@ class Watch(pl.Callback):
         self.wrappers: list[Any] = []
         self.apart: list[float] = []
         self.stages: list[int] = []
+        self.modes: list[bool] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        # Here, since they are put back when the run ends.
+        self.modes = sorted({module.training for module in pl_module.model.model.embed_tokens.modules()})
         wrapper = trainer.strategy.model
         described = [type(wrapper).__name__, getattr(wrapper, "gradient_as_bucket_view", None), getattr(wrapper, "bucket_bytes_cap", None)]
         if not self.wrappers or self.wrappers[-1][:-1] != described or self.wrappers[-1][-1] != id(wrapper):
@@ -192,7 +195,7 @@ def fit(strategy: str, kind: str, folder: Path, resume: str | None = None) -> di
         "wrappers": [each[:-1] for each in watch.wrappers],
         "apart": watch.apart,
         "stages": watch.stages,
-        "modes": sorted({module.training for module in task.model.model.embed_tokens.modules()}),
+        "modes": watch.modes,
     }
 
 

@@ -26,8 +26,6 @@ class TextIds:
         # NeMo's tokenizers wrap one of the two.
         wraps = hasattr(tokenizer, "text_to_ids") and hasattr(tokenizer, "tokenizer")
         self.tokenizer = tokenizer.tokenizer if wraps else tokenizer
-        first = self.encode("a")[:1]
-        self.starts_words = bool(first) and str(self._piece(first[0])).startswith(_WORD_START)
 
     @property
     def name(self) -> str:
@@ -36,8 +34,13 @@ class TextIds:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one piece of prompt, without special tokens."""
-        if getattr(self, "starts_words", False):
-            text = text.removeprefix(" ")
+        if text.startswith(" "):
+            without = self._ids(text[1:])
+            if without and str(self._piece(without[0])).startswith(_WORD_START):
+                return without
+        return self._ids(text)
+
+    def _ids(self, text: str) -> list[int]:
         if callable(self.tokenizer):
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self.tokenizer.encode(text))
@@ -79,7 +82,7 @@ class TextIds:
 
     def signature(self) -> dict[str, str]:
         """What of it can change a figure."""
-        return {"tokenizer": self.name, "spacing": "word starts of the tokenizer" if self.starts_words else "as written"}
+        return {"tokenizer": self.name, "spacing": "as written, or the tokenizer's own word start"}
 
     def _piece(self, index: int) -> Any:
         convert = getattr(self.tokenizer, "convert_ids_to_tokens", None) or getattr(self.tokenizer, "id_to_piece", None)

@@ -51,7 +51,7 @@ class RuleHistory:
 
     def restart(self) -> None:
         """Forgets all probes."""
-        self._steps, self._values = [], {}
+        self._steps, self._questions, self._fixed, self._values = [], {}, {}, {}
 
     def since(self, start: int) -> StageHistory:
         """The history of the stage that began at a step."""

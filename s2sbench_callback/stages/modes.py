@@ -30,6 +30,12 @@ class FrozenModes:
                 module.training = False
                 self._put.add(module)
 
+    def put_back(self) -> None:
+        """Brings the modules that it put into eval mode back, so that another run finds them as this one did."""
+        for module in self._put:
+            module.training = True
+        self._put = set()
+
 
 def _without_learners(root: nn.Module, frozen: Collection[int]) -> set[nn.Module]:
     """Modules with parameters of which none learns, and all that is inside them."""

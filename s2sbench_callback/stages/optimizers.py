@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from s2sbench_callback.stages.selection import Selection
+from s2sbench_callback.lightning_run import kinds_of
+from s2sbench_callback.stages.carrying import PER_GROUP, Names
+from s2sbench_callback.stages.curves import refuse_unknown_schedulers, step_within
+from s2sbench_callback.stages.selection import Learner, Selection
 
-# What a scheduler keeps for each group, and what it writes into a group.
-_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
+# What a scheduler writes into a group, and what of its own is a rate.
 _RATES_OF_GROUP = ("lr", "initial_lr", "max_lr", "min_lr")
 _RATES_OF_SCHEDULER = ("base_lrs", "_last_lr", "max_lrs", "min_lrs")
 _BASE = "stage_lr"
 _WRITTEN = (*_RATES_OF_GROUP, "momentum", "betas", _BASE)
-
-Names = list[list[list[str]]]
+_INDIVISIBLE = {
+    "ZeroRedundancyOptimizer": "shares out its parameters over the ranks when it is made",
+    "LBFGS": "knows only one group",
+}
 
 
 class StageOptimizers:
@@ -35,7 +41,8 @@ class StageOptimizers:
         rates_change: Whether rates may change for another reason than a stage's own, so that the base rates must be kept in the groups.
 
     Raises:
-        ValueError: If a stage trains parameters that no optimizer has, and it is not clear how they should be trained.
+        ValueError: If a stage trains parameters that no optimizer has, and it is not clear how they should be trained, or if groups must be split
+            of an optimizer or scheduler that cannot have it.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class StageOptimizers:
         self.names_as_configured = self.names()
         self.added = self._add_missing()
         if self._sets_rates or any(selection.stage.warm_up_steps for selection in selections):
+            refuse_unknown_schedulers(self._schedulers)
             self._split()
         # By place: loading a state makes new dicts of the groups.
         self._own = [[self._own_rate(optimizer, place) for place in range(len(optimizer.param_groups))] for optimizer in self.optimizers]
@@ -61,6 +69,8 @@ class StageOptimizers:
             for optimizer, own in zip(self.optimizers, self._own, strict=True):
                 for group, rate in zip(optimizer.param_groups, own, strict=True):
                     group[_BASE] = rate
+            for scheduler, owner in zip(self._schedulers, self.owners(), strict=True):
+                step_within(scheduler, partial(self._at_own_rates, owner))
         self._pristine = [
             (
                 deepcopy(scheduler.state_dict()),
@@ -81,6 +91,10 @@ class StageOptimizers:
         kept = (parameter for optimizer in self.optimizers for parameter, state in optimizer.state.items() if state)
         return [self._names[id(parameter)] for parameter in kept if id(parameter) in self._names]
 
+    def owners(self) -> list[int]:
+        """Number of the optimizer that each scheduler belongs to."""
+        return [self.optimizers.index(scheduler.optimizer) for scheduler in self._schedulers]
+
     def rate_of(self, parameter: nn.Parameter) -> float | None:
         """The optimizer's own learning rate of a parameter: the highest of a cyclic schedule, else the one that a schedule starts from."""
         for optimizer, own in zip(self.optimizers, self._own, strict=True):
@@ -100,7 +114,9 @@ class StageOptimizers:
         if restart:
             self._restart()
         if not self._sets_rates:
+            self.take_back_rates()
             return
+        self._unshare()
         rates = {id(learner.parameter): learner.lr for learner in self._selections[index].learners.values()}
         for number, optimizer in enumerate(self.optimizers):
             for place, group in enumerate(optimizer.param_groups):
@@ -144,13 +160,13 @@ class StageOptimizers:
 
     def _split(self) -> None:
         """Makes groups of those that share their fate in all stages."""
-        fates = [{id(learner.parameter): learner.lr for learner in selection.learners.values()} for selection in self._selections]
+        fates = [{id(learner.parameter): _fate(learner) for learner in selection.learners.values()} for selection in self._selections]
         for optimizer in self.optimizers:
             for place in reversed(range(len(optimizer.param_groups))):
                 group = optimizer.param_groups[place]
                 together: dict[tuple[Any, ...], list[nn.Parameter]] = {}
                 for parameter in group["params"]:
-                    fate = tuple((id(parameter) in stage, stage.get(id(parameter))) for stage in fates)
+                    fate = tuple(stage.get(id(parameter)) for stage in fates)
                     together.setdefault(fate, []).append(parameter)
                 _, *others = together.values()
                 for parameters in others:
@@ -160,6 +176,11 @@ class StageOptimizers:
 
     def _clone_group(self, optimizer: Optimizer, place: int, parameters: list[nn.Parameter]) -> None:
         """A group at the end with the options of another, known to the schedulers."""
+        for kind in kinds_of(optimizer) & _INDIVISIBLE.keys():
+            raise ValueError(
+                f"the stages need parameter groups of their own, for a learning rate, a warm-up or parameters that no optimizer has, and {kind} "
+                f"{_INDIVISIBLE[kind]}, so that none can be added; use another optimizer, or leave lr and warm_up_steps out of the stages"
+            )
         source = optimizer.param_groups[place]
         clone = {key: deepcopy(value) for key, value in source.items() if key not in ("params", "param_names")}
         clone["params"] = parameters
@@ -167,7 +188,7 @@ class StageOptimizers:
             clone["param_names"] = [self._names.get(id(parameter), "") for parameter in parameters]
         optimizer.param_groups.append(clone)
         for scheduler in self._all_schedulers(optimizer):
-            for key in _PER_GROUP:
+            for key in PER_GROUP:
                 kept = getattr(scheduler, key, None)
                 if isinstance(kept, list):
                     kept.append(deepcopy(kept[place]) if key != "lr_lambdas" else kept[place])
@@ -205,6 +226,36 @@ class StageOptimizers:
                 if isinstance(kept, list):
                     kept[place] = scaled(kept[place])
 
+    @contextmanager
+    def _at_own_rates(self, number: int) -> Iterator[None]:
+        """Brings an optimizer's groups to the rates that it was configured with, and then back to the stage's."""
+        groups = self.optimizers[number].param_groups
+        places = [place for place, group in enumerate(groups) if _BASE in group]
+        rates = [groups[place][_BASE] for place in places]
+        for place in places:
+            self._scale(number, place, self._own[number][place])
+        try:
+            yield
+        finally:
+            for place, rate in zip(places, rates, strict=True):
+                self._scale(number, place, rate)
+
+    def take_back_rates(self) -> None:
+        """Takes back the rates that a checkpoint's stages or guard had set and that none sets now."""
+        self._unshare()
+        for number, optimizer in enumerate(self.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                if _BASE in group:
+                    self._scale(number, place, self._own[number][place])
+                    del group[_BASE]
+
+    def _unshare(self) -> None:
+        """Gives each group its own tensor: torch puts the one that it was called with into all of them, and each would scale it for the others."""
+        for group in self._groups():
+            for key in _RATES_OF_GROUP:
+                if isinstance(group.get(key), Tensor):
+                    group[key] = group[key].clone()
+
     def _restart(self) -> None:
         for scheduler, (state, options) in zip(self._schedulers, self._pristine, strict=True):
             scheduler.load_state_dict(deepcopy(state))
@@ -220,46 +271,9 @@ class StageOptimizers:
             waiting.extend(getattr(scheduler, "_schedulers", ()))
 
 
-def carry_by_name(checkpoint: dict[str, Any], saved: Names, now: Names) -> None:
-    """Rearranges the optimizer and scheduler states of a checkpoint into other groups, by the names of the parameters.
-
-    Args:
-        checkpoint: Lightning's, changed in place.
-        saved: Names by optimizer and group, as the checkpoint holds them.
-        now: Names by optimizer and group, as they are wanted. What the checkpoint does not know starts anew.
-    """
-    for number, (state, old, new) in enumerate(zip(checkpoint["optimizer_states"], saved, now, strict=True)):
-        if old == new:
-            continue
-        group_of = {name: place for place, names in enumerate(old) for name in names}
-        entries = {
-            name: state["state"].get(index)
-            for names, group in zip(old, state["param_groups"], strict=True)
-            for name, index in zip(names, group["params"], strict=True)
-        }
-        sources = [next((group_of[name] for name in names if name in group_of), 0) for names in new]
-        groups: list[dict[str, Any]] = []
-        kept: dict[int, Any] = {}
-        start = 0
-        for names, source in zip(new, sources, strict=True):
-            groups.append({**deepcopy(state["param_groups"][source]), "params": list(range(start, start + len(names)))})
-            if "param_names" in groups[-1]:
-                groups[-1]["param_names"] = list(names)
-            kept.update({start + place: entries[name] for place, name in enumerate(names) if entries.get(name) is not None})
-            start += len(names)
-        checkpoint["optimizer_states"][number] = {**state, "state": kept, "param_groups": groups}
-        # Lightning keeps the schedulers of all optimizers in one list; with one optimizer they are its own.
-        for scheduler in checkpoint["lr_schedulers"] if len(saved) == 1 else []:
-            _rearrange(scheduler, sources, len(old))
-
-
-def _rearrange(scheduler_state: dict[str, Any], sources: Sequence[int], groups: int) -> None:
-    for key in _PER_GROUP:
-        kept = scheduler_state.get(key)
-        if isinstance(kept, list) and len(kept) == groups:
-            scheduler_state[key] = [deepcopy(kept[source]) for source in sources]
-    for inner in scheduler_state.get("_schedulers", ()):
-        _rearrange(cast(dict[str, Any], inner), sources, groups)
+def _fate(learner: Learner) -> tuple[Any, ...]:
+    """What must be the same, stage by stage, in one group; rows because they may warm up alone."""
+    return learner.lr, None if learner.rows is None else learner.rows.tobytes()
 
 
 def _keep(group: dict[str, Any], kept: Sequence[bool]) -> None:

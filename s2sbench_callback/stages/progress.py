@@ -38,7 +38,7 @@ class Progress:
         self._begun: list[tuple[int, str | None]] = [(0, None)]
         self._due: str | None = None
         self._tokens_at_start = 0
-        self._watch = GuardWatch(guard) if guard else None
+        self._watch = GuardWatch(guard, applies) if guard else None
         self._histories = [RuleHistory(stage.until) if isinstance(stage.until, Plateau) else None for stage in stages]
 
     @property
@@ -91,17 +91,19 @@ class Progress:
             upcoming.restart()
             _take(upcoming, probed)
         if decision and decision.advance and self.is_held:
-            decision = replace(decision, advance=False, reason=f"{decision.reason}; held back because T→T is damaged")
+            held = "held back" if self._applies else "it would be held back"
+            decision = replace(decision, advance=False, reason=f"{decision.reason}; {held} because T→T is damaged")
         if decision and decision.advance and self._applies:
             self._due = decision.reason
         return replace(self.standing(probed.step), decision=decision, notes=(damage,) if damage else ()), acts
 
-    def end(self, step: int, by_hand: str | None) -> tuple[str, int] | None:
+    def end(self, step: int, by_hand: str | None, catches_up: bool = False) -> tuple[str, int] | None:
         """Why the stage ends now and the step at which the next one begins, or ``None``.
 
         Args:
             step: Optimizer steps done.
             by_hand: How an operator has asked for it.
+            catches_up: Whether the steps done were done without stages, so that the change is dated to where the stages would have had it.
         """
         if self.is_last:
             return None
@@ -113,12 +115,12 @@ class Progress:
             return self._due, step
         stage, tokens = self._stages[self.index], self.tokens - self._tokens_at_start
         if stage.steps is not None and step - self.since >= stage.steps:
-            return f"{stage.steps:,} steps are done", self.since + stage.steps
+            return f"{stage.steps:,} steps are done", self.since + stage.steps if catches_up else step
         if stage.tokens is not None and tokens >= stage.tokens:
             return f"{tokens:,} tokens are seen, of {stage.tokens:,}", step
         longest = stage.until.max_steps if isinstance(stage.until, Plateau) else None
         if longest is not None and step - self.since >= longest:
-            return f"max_steps {longest:,} of its rule are done", self.since + longest
+            return f"max_steps {longest:,} of its rule are done", self.since + longest if catches_up else step
         return None
 
     def begin_next(self, reason: str, step: int) -> None:
@@ -141,6 +143,7 @@ class Progress:
             "tokens_at_start": self._tokens_at_start,
             "histories": [history.state() if history else None for history in self._histories],
             "guard": self._watch.state() if self._watch else None,
+            "applies": self._applies,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -161,6 +164,9 @@ class Progress:
                 history.load(kept)
         if self._watch and state["guard"]:
             self._watch.load(state["guard"])
+            # What was only advised has lowered nothing, and the other way round.
+            if state.get("applies", True) != self._applies:
+                self._watch.begin_stage()
 
     def _decision(self, probed: Probed, agree: Callable[[str], str]) -> Decision | None:
         history = self._histories[self.index]

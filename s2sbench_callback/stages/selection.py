@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from s2sbench_callback.adapters import Adapter, Rows
@@ -206,6 +207,20 @@ class Parts:
         names = [self._inside(name) for name in self.named]
         near = get_close_matches(wanted.replace("*", ""), [*names, *ROLES], n=4, cutoff=0.3)
         return f"near names are {', '.join(near or names[:4])}, and the roles are {', '.join(ROLES)}"
+
+
+def warn_of_base_layers(parts: Parts, selections: Iterable[Selection]) -> None:
+    """Warns where a role unfreezes the weights that PEFT has put its adapters beside."""
+    for selection in selections:
+        for part in selection.stage.train:
+            by_role = isinstance(part, str) and part.removesuffix("?") in ROLES
+            matched = parts.match(part, "a stage") if by_role else {}
+            base = [name for name in matched if ".base_layer." in name and name in selection.learners]
+            if base:
+                rank_zero_warn(
+                    f"stage {selection.stage.name!r} trains {base[0]} and {len(base) - 1} more of the weights that PEFT keeps frozen, because the "
+                    f"role {part!r} holds them; to train the adapters alone write '*lora_*' in its place, or put '*.base_layer.*' into freeze"
+                )
 
 
 def _tidy(mask: _Mask | np.bool_ | bool) -> _Mask | bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -54,6 +55,10 @@ class Stage:
     frozen_in_eval: bool = False
 
     def __post_init__(self) -> None:
+        for setting in ("train", "freeze"):
+            value = getattr(self, setting)
+            if isinstance(value, str):
+                raise ValueError(f"stage {self.name!r}: {setting} is a list of parts; write {setting}=[{value!r}]")
         if not self.train:
             raise ValueError(f"stage {self.name!r}: train is empty, so nothing would learn; name roles or patterns of parameter names")
         for part in (*self.train, *self.freeze):
@@ -68,8 +73,10 @@ class Stage:
                     f"stage {self.name!r}: lr names {unknown[0]!r}, which is no role ({', '.join(ROLES)}) and no pattern of parameter names"
                 )
         rates = list(self.lr.values()) if isinstance(self.lr, Mapping) else [] if self.lr is None else [self.lr]
-        if any(rate <= 0 for rate in rates):
-            raise ValueError(f"stage {self.name!r}: a learning rate must be above 0, got {min(rates)}; what must not learn belongs in freeze")
+        # Written so that NaN is refused as well.
+        bad = [rate for rate in rates if not 0 < rate < math.inf]
+        if bad:
+            raise ValueError(f"stage {self.name!r}: a learning rate must be above 0 and finite, got {bad[0]}; what must not learn belongs in freeze")
         for setting in ("steps", "tokens"):
             value = getattr(self, setting)
             if value is not None and value < 1:
@@ -98,6 +105,21 @@ class Stage:
         return " or ".join(ends) or "with the training"
 
 
+def refuse_plan(stages: Sequence[Stage]) -> None:
+    """Sees to it that something ends each stage but the last.
+
+    Raises:
+        ValueError: If there is no stage, or one has no end or an end that nothing comes after.
+    """
+    if not stages:
+        raise ValueError("StageUnfreeze needs at least one stage, for example two_stage(first_steps=2000)")
+    for stage in stages[:-1]:
+        if not stage.has_an_end:
+            raise ValueError(f"stage {stage.name!r} is not the last, so something must end it: steps, tokens, until=Plateau(), or until='hand'")
+    if stages[-1].has_an_end:
+        raise ValueError(f"stage {stages[-1].name!r} is the last, so nothing comes after its {stages[-1].end}; leave its end to the trainer")
+
+
 def two_stage(
     first_steps: int | None = None,
     until: Plateau | None = None,
@@ -117,9 +139,9 @@ def two_stage(
         warm_up_steps: Steps over which the language model's rate rises once it learns.
     """
     audio = ("audio_embedding", "audio_head?")
-    rates: dict[str, float] = {**(dict.fromkeys(audio, lr) if lr else {}), **({"lm_body": lm_lr} if lm_lr else {})}
+    rates: dict[str, float] = {**({} if lr is None else dict.fromkeys(audio, lr)), **({} if lm_lr is None else {"lm_body": lm_lr})}
     return [
-        Stage("audio parts", audio, lr=lr, steps=first_steps, until=until or (None if first_steps else Plateau())),
+        Stage("audio parts", audio, lr=lr, steps=first_steps, until=until or (Plateau() if first_steps is None else None)),
         Stage("language model too", (*audio, "lm_body"), lr=rates or None, warm_up_steps=warm_up_steps),
     ]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -69,6 +71,50 @@ def refuse_rows(trainer: pl.Trainer, learners: Iterable[Learner]) -> None:
         parameter: Any = learner.parameter
         if isinstance(parameter, DTensor) and not all(placement.is_shard(0) or placement.is_replicate() for placement in parameter.placements):
             raise MisconfigurationException(f"a stage trains some rows of {learner.name}, which is sharded along another dimension than its rows")
+
+
+def refuse_sparse_rows(root: nn.Module, learners: Iterable[Learner]) -> None:
+    """A sparse gradient has no rows to set to zero.
+
+    Raises:
+        MisconfigurationException: If a stage trains some rows of a matrix whose gradients are sparse.
+    """
+    partly = {id(learner.parameter): learner.name for learner in learners if learner.rows is not None}
+    for module in root.modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "sparse", False) is True and id(weight) in partly:
+            raise MisconfigurationException(
+                f"a stage trains some rows of {partly[id(weight)]}, whose gradients are sparse; make its {type(module).__name__} with sparse=False, "
+                "or train the whole matrix"
+            )
+
+
+def check_before_sharded_load(trainer: pl.Trainer, check: Callable[[dict[str, Any], bool], str | None]) -> None:
+    """Looks into a checkpoint before a strategy that shards loads it, and refuses it if it cannot be gone on from.
+
+    Args:
+        trainer: Its strategy has set everything up.
+        check: Is given the checkpoint, or what stands beside its shards, and whether there are shards; says why it cannot be loaded, or ``None``.
+
+    Raises:
+        MisconfigurationException: When the checkpoint comes to be loaded and cannot be.
+    """
+    strategy = trainer.strategy
+    if not strategy.restore_checkpoint_after_setup:
+        return
+    load = strategy.load_checkpoint
+
+    def check_and_load(checkpoint_path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+        strategy.__dict__.pop("load_checkpoint", None)
+        path = Path(checkpoint_path)
+        in_shards = path.is_dir()
+        file = path / "meta.pt" if in_shards else path
+        reason = check(torch.load(file, map_location="cpu", mmap=True, weights_only=False), in_shards) if file.is_file() else None
+        if reason:
+            raise MisconfigurationException(f"StageUnfreeze cannot go on from the checkpoint {checkpoint_path}: {reason}")
+        return load(checkpoint_path, *arguments, **options)
+
+    strategy.__dict__["load_checkpoint"] = check_and_load
 
 
 def reshard(root: nn.Module) -> None:

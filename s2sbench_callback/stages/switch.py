@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,13 +14,15 @@ from torch.utils.hooks import RemovableHandle
 
 from s2sbench_callback.adapters import Adapter, find_adapter, find_language_model
 from s2sbench_callback.adapters.find import Locator
+from s2sbench_callback.stages.carrying import Names, carry_by_name, carry_schedulers, sources
 from s2sbench_callback.stages.modes import FrozenModes
-from s2sbench_callback.stages.optimizers import Names, StageOptimizers, carry_by_name
+from s2sbench_callback.stages.optimizers import StageOptimizers
 from s2sbench_callback.stages.rows import FrozenRows
-from s2sbench_callback.stages.selection import Learner, Parts, Selection
+from s2sbench_callback.stages.selection import Learner, Parts, Selection, warn_of_base_layers
 from s2sbench_callback.stages.stage import Stage
-from s2sbench_callback.stages.strategies import rebuild_wrapper, refuse_rows, refuse_unsynchronised, reshard
+from s2sbench_callback.stages.strategies import rebuild_wrapper, refuse_rows, refuse_sparse_rows, refuse_unsynchronised, reshard
 from s2sbench_callback.stages.table import stage_table
+from s2sbench_callback.stages.warm_up import WarmUp
 
 
 class Switch:
@@ -50,16 +53,16 @@ class Switch:
         self._rows = FrozenRows({})
         self._modes = FrozenModes()
         self._handles: list[RemovableHandle] = []
-        self._warming: set[int] = set()
-        self._warmed: Callable[[], float] = lambda: 1.0
-        self._full_rates: list[tuple[dict[str, Any], Any]] = []
+        self._warm_up = WarmUp()
+        self._saved_options: list[list[dict[str, Any]]] = []
 
     def freeze_early(self, pl_module: pl.LightningModule, index: int) -> None:
         """Freezes before the strategy wraps the model, where the model is there already; else :meth:`arrange` does it."""
         try:
             self._find(pl_module)
-        except ValueError:
-            # Built later, in setup or configure_model; what is truly wrong is wrong then too.
+        except Exception:
+            # The model, or what its adapter or locator asks the module for, is made later, in setup or configure_model; what is truly wrong is wrong
+            # then too.
             return
         self._set_flags(index)
 
@@ -86,6 +89,8 @@ class Switch:
         learners = [learner for selection in self._selections for learner in selection.learners.values()]
         refuse_unsynchronised(trainer, learners)
         refuse_rows(trainer, learners)
+        refuse_sparse_rows(pl_module, learners)
+        warn_of_base_layers(parts, self._selections)
         if self._set_flags(index):
             rebuild_wrapper(trainer, pl_module)
         names = {id(parameter): name for name, parameter in reversed(parts.named.items())}
@@ -93,8 +98,7 @@ class Switch:
         self._optimizers = StageOptimizers(trainer.optimizers, schedulers, names, self._selections, lowers)
         if self.loading is not None:
             self._carry(self.loading)
-            self.loading = None
-        self.let_go()
+        self._unhook()
         for optimizer in self._optimizers.optimizers:
             self._handles += [optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)]
 
@@ -169,8 +173,67 @@ class Switch:
 
         return stage_table(self._parts, self._stages, rate_of)
 
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """Lets a checkpoint's states find their groups: once these are arranged, or at once if they are already.
+
+        Strategies that shard restore a checkpoint only then, and have brought the optimizer's states to their parameters themselves, but of groups
+        that were split or joined since they leave some at the options of others.
+        """
+        if self._optimizers is None:
+            self.loading = checkpoint
+            return
+        saved, now = self.saved_names or self._optimizers.names_as_configured, self._optimizers.names()
+        carry_schedulers(checkpoint, saved, now, self._optimizers.owners())
+        for optimizer, options, old, new in zip(self._optimizers.optimizers, self._saved_options, saved, now, strict=False):
+            for group, source in zip(optimizer.param_groups, sources(old, new), strict=True) if old != new else ():
+                group.update(deepcopy(options[source]))
+        self._saved_options = []
+
+    def before_sharded_load(self, checkpoint: dict[str, Any], saved: Names | None, in_shards: bool) -> str | None:
+        """Makes ready for a checkpoint that a strategy that shards is about to load.
+
+        Args:
+            checkpoint: The checkpoint, or what stands beside its shards.
+            saved: Names by optimizer and group, as it holds them; ``None`` if it was saved without stages.
+            in_shards: Whether its optimizer states are in shards, among which torch finds them by group.
+
+        Returns:
+            Why it cannot be loaded, or ``None``.
+        """
+        assert self._optimizers is not None
+        assert self._parts is not None
+        differs = (saved or self._optimizers.names_as_configured) != self._optimizers.names()
+        if in_shards and differs:
+            return (
+                f"it was saved {'with other stages' if saved else 'without stages'}, whose optimizer groups are others, and states in shards cannot "
+                "be brought into these; resume as it was saved and save again with ModelParallelStrategy(save_distributed_checkpoint=False)"
+            )
+        states = checkpoint.get("optimizer_states", [])
+        self._saved_options = [
+            [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in state["param_groups"]]
+            for state in states
+        ]
+        if saved is None and states:
+            # A full checkpoint numbers all parameters in the module's order.
+            first: dict[int, str] = {}
+            for name, parameter in self._parts.named.items():
+                first.setdefault(id(parameter), name)
+            order = list(first.values())
+            self.expect_state_of([order[number] for state in states for number in state["state"] if isinstance(number, int)])
+        return None
+
+    def write_full_rates(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps a warm-up's rates of the moment out of a checkpoint."""
+        if self._optimizers is not None:
+            self._warm_up.write_full_rates(checkpoint, self._optimizers.optimizers)
+
     def let_go(self) -> None:
-        """Takes its hooks off the optimizers."""
+        """Leaves the optimizers and the modules' modes as they would be without stages."""
+        self._unhook()
+        self._warm_up.put_back()
+        self._modes.put_back()
+
+    def _unhook(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
@@ -191,8 +254,8 @@ class Switch:
         self._rows = FrozenRows(self._selections[index].learners)
         self.modes_are_due = True
         steps = self._stages[index].warm_up_steps
-        self._warming = _newly_learning(self._selections, index) if steps else set()
-        self._warmed = lambda: min(1.0, (trainer.global_step - since + 1) / steps) if steps else 1.0
+        newly = _newly_learning(self._selections, index) if steps else set()
+        self._warm_up = WarmUp(newly, lambda: min(1.0, (trainer.global_step - since + 1) / steps))
 
     def _set_flags(self, index: int) -> bool:
         """Lets the stage's parameters learn and freezes the others; says whether anything changed."""
@@ -211,27 +274,23 @@ class Switch:
         saved = self.saved_names or self._optimizers.names_as_configured
         states = checkpoint.get("optimizer_states", [])
         if [[len(group["params"]) for group in state["param_groups"]] for state in states] == [[len(group) for group in groups] for groups in saved]:
-            carry_by_name(checkpoint, saved, self._optimizers.names())
+            carry_by_name(checkpoint, saved, self._optimizers.names(), self._optimizers.owners())
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        factor = self._warmed() if self._warming else 1.0
-        if factor < 1.0:
-            groups = [group for group in optimizer.param_groups if any(id(parameter) in self._warming for parameter in group["params"])]
-            self._full_rates = [(group, group["lr"]) for group in groups]
-            for group, rate in self._full_rates:
-                group["lr"] = rate * factor
+        self._warm_up.lower(optimizer)
         self._rows.before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._rows.after_step()
-        for group, rate in self._full_rates:
-            group["lr"] = rate
-        self._full_rates = []
+        self._warm_up.put_back()
 
 
 def _newly_learning(selections: Sequence[Selection], index: int) -> set[int]:
-    now = {id(learner.parameter) for learner in selections[index].learners.values()}
-    return now - {id(learner.parameter) for learner in selections[index - 1].learners.values()} if index else now
+    """What did not learn in the stage before, or not in the same rows: its optimizer's state begins anew, so its first steps would be large."""
+    before = selections[index - 1].learners if index else {}
+    return {
+        id(learner.parameter) for name, learner in selections[index].learners.items() if name not in before or not _same_rows(before[name], learner)
+    }
 
 
 def _same_rows(one: Learner, other: Learner) -> bool:

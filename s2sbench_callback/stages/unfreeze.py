@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +21,14 @@ from s2sbench_callback.lightning_run import before_sharded_load
 from s2sbench_callback.publishing import tell_loggers
 from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.stages.by_hand import Operator
+from s2sbench_callback.stages.carrying import saved_names
 from s2sbench_callback.stages.following import probe_to_follow
 from s2sbench_callback.stages.progress import Progress
-from s2sbench_callback.stages.stage import Stage
-from s2sbench_callback.stages.strategies import stage_refusal
+from s2sbench_callback.stages.stage import Stage, refuse_plan
+from s2sbench_callback.stages.strategies import check_before_sharded_load, stage_refusal
 from s2sbench_callback.stages.switch import Switch
 from s2sbench_callback.stages.tokens import count_tokens as count_tokens_of
+from s2sbench_callback.stages.way_back import WayBack
 
 
 class StageUnfreeze(pl.Callback):
@@ -85,7 +87,8 @@ class StageUnfreeze(pl.Callback):
         check_every_n_steps: int = 10,
     ) -> None:
         super().__init__()
-        _refuse(stages, mode, check_every_n_steps)
+        refuse_plan(stages)
+        _refuse(mode, check_every_n_steps)
         self.stages = list(stages)
         self.adapter = adapter
         self.locator = locator
@@ -103,6 +106,8 @@ class StageUnfreeze(pl.Callback):
         self._switch: Switch | None = None
         self._probe: S2SBenchCallback | None = None
         self._has_advised = False
+        self._way_back: WayBack | None = None
+        self._knows_its_past = False
         self._tokens_here = 0
         self._between_steps = True
         self._last_step = 0
@@ -132,21 +137,31 @@ class StageUnfreeze(pl.Callback):
             raise MisconfigurationException(f"StageUnfreeze cannot change stages here: {reason}")
         self._probe = probe_to_follow(trainer, self.stages, self.guard)
         self._switch = Switch(self.stages, self.adapter, self.locator) if self.mode == "apply" else None
+        self._way_back = WayBack() if self.mode == "advise" else None
         if self._switch:
             self._switch.freeze_early(pl_module, self._progress.index)
         self._operator.listen()
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Lets the optimizer's state find its groups by name."""
+        saved = saved_names(checkpoint, self.state_key)
         if self._switch:
-            self._switch.loading = checkpoint
+            self._switch.saved_names = saved
+            self._switch.load(checkpoint)
+        elif self._way_back:
+            self._way_back.load(trainer, pl_module, checkpoint, saved)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keeps the rates of a warm-up that is under way out of the checkpoint."""
+        if self._switch:
+            self._switch.write_full_rates(checkpoint)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where the checkpoint was saved; the configuration comes from the code."""
         self._progress.load(state_dict["progress"])
         self._has_advised = state_dict["has_advised"]
+        self._knows_its_past = True
         if self._switch:
-            self._switch.saved_names = state_dict["optimizer_names"]
             self._switch.freeze_again(self._progress.index)
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,16 +181,22 @@ class StageUnfreeze(pl.Callback):
         if self._switch:
             self._switch.arrange(trainer, pl_module, self._progress.index, lowers=self.guard is not None and self.guard.action == "lower_lr")
             rank_zero_info(self.table)
-            switch = self._switch
+            switch, key = self._switch, self.state_key
+            check_before_sharded_load(trainer, lambda saved, in_shards: switch.before_sharded_load(saved, saved_names(saved, key), in_shards))
             self._stop_waiting = before_sharded_load(trainer, self.state_key, lambda saved: switch.expect_state_of(saved["with_momentum"]))
+        elif self._way_back:
+            self._way_back.arrange(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Goes to the stage that the run starts or goes on in."""
         if self._switch:
             self._switch.go_on(trainer, pl_module, self._progress.index, self._progress.since, self._progress.lowered)
+        elif self._way_back:
+            self._way_back.take_back_rates()
         self._stop_waiting()
         self._between_steps, self._last_step = True, trainer.global_step
-        self._change_if_due(trainer, pl_module, looks=False)
+        self._change_if_due(trainer, pl_module, looks=False, catches_up=not self._knows_its_past)
+        self._knows_its_past = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sees to it that frozen modules are in eval mode where that is asked for."""
@@ -208,8 +229,12 @@ class StageUnfreeze(pl.Callback):
         if self._between_steps:
             self._change_if_due(trainer, pl_module, looks=step // self.check_every_n_steps != before // self.check_every_n_steps)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Puts rates and modes back, before a checkpoint is saved; Lightning does not tear callbacks down then."""
+        self.teardown(trainer, pl_module, "fit")
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Stops listening."""
+        """Stops listening, and puts rates and modes back; what is frozen stays so."""
         self._operator.stop()
         if self._switch:
             self._switch.let_go()
@@ -244,12 +269,13 @@ class StageUnfreeze(pl.Callback):
         elif self.guard.action == "lower_lr":
             self._switch.set_rates(self._progress.index, self._progress.lowered)
 
-    def _change_if_due(self, trainer: pl.Trainer, pl_module: pl.LightningModule, looks: bool) -> None:
+    def _change_if_due(self, trainer: pl.Trainer, pl_module: pl.LightningModule, looks: bool, catches_up: bool = False) -> None:
         by_hand = self._look_around(trainer) if looks and not self._progress.is_last else None
-        while (found := self._progress.end(trainer.global_step, by_hand)) is not None:
+        while (found := self._progress.end(trainer.global_step, by_hand, catches_up)) is not None:
             by_hand = None
             reason, began = found
             self._progress.begin_next(reason, began)
+            self._has_advised = False
             if self._switch:
                 self._switch.change(trainer, pl_module, self._progress.index, began)
             words = f"Stage {self.stage_number} of {len(self.stages)}, {self._stage.name}, begins after step {began}: {reason}."
@@ -273,14 +299,7 @@ class StageUnfreeze(pl.Callback):
         return Path(trainer.default_root_dir) / "advance_stage"
 
 
-def _refuse(stages: Sequence[Stage], mode: str, check_every_n_steps: int) -> None:
-    if not stages:
-        raise ValueError("StageUnfreeze needs at least one stage, for example two_stage(first_steps=2000)")
-    for stage in stages[:-1]:
-        if not stage.has_an_end:
-            raise ValueError(f"stage {stage.name!r} is not the last, so something must end it: steps, tokens, until=Plateau(), or until='hand'")
-    if stages[-1].has_an_end:
-        raise ValueError(f"stage {stages[-1].name!r} is the last, so nothing comes after its {stages[-1].end}; leave its end to the trainer")
+def _refuse(mode: str, check_every_n_steps: int) -> None:
     if mode not in ("apply", "advise"):
         raise ValueError(f"mode must be 'apply' or 'advise', got {mode!r}")
     if check_every_n_steps < 1:

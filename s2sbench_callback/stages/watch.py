@@ -19,13 +19,15 @@ class GuardWatch:
 
     Args:
         guard: The rule.
+        applies: Whether its action is carried out; otherwise it only says what it would be.
 
     Attributes:
         lowered: Product of all lowerings of this stage's learning rates.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, applies: bool = True) -> None:
         self.guard = guard
+        self._applies = applies
         self.lowered = 1.0
         self._streak = 0
         self._at_last_lowering: dict[str, LossTable] = {}
@@ -90,13 +92,14 @@ class GuardWatch:
         return Estimate(**agreed) if agreed else None
 
     def _words(self, change: Estimate, acts: bool, step: int) -> str:
+        lowered, was = f"at {self.lowered:g} of the stage's", self._applies
         did = {
             "warn": "",
-            "hold": "; the stage is held back",
-            "lower_lr": f"; learning rates are lowered to {self.lowered:g} of the stage's"
+            "hold": "; the stage is held back" if was else "; the stage would be held back",
+            "lower_lr": f"; learning rates {'are' if was else 'would be'} lowered to {self.lowered:g} of the stage's"
             if acts
-            else f"; learning rates stay at {self.lowered:g} of the stage's",
-            "stop": "; training stops",
+            else f"; learning rates {'stay' if was else 'would stay'} {lowered}",
+            "stop": "; training stops" if was else "; training would stop",
         }[self.guard.action]
         return (
             f"Step {step}: T→T accuracy is {-change.value:.3f} [{-change.high:.3f}, {-change.low:.3f}] below its reference, at {self._streak} "
