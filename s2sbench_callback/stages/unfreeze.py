@@ -47,8 +47,8 @@ class StageUnfreeze(pl.Callback):
 
     Args:
         stages: In order; all but the last say what ends them.
-        adapter: Names the roles; found from the model's class by default.
-        locator: Where the language model is in the LightningModule.
+        adapter: Names the roles; by default the probe's, or found from the model's class.
+        locator: Where the language model is in the LightningModule; by default where the probe finds it.
         mode: ``apply``, or ``advise``: nothing is frozen or changed, the first stage's rule is followed and its decision logged and sent as an alert.
         guard: What to do when T→T falls below its reference.
         count_tokens: Tokens in a batch, for stages that end by ``tokens``; by default those of its ``attention_mask`` or ``input_ids``.
@@ -136,7 +136,9 @@ class StageUnfreeze(pl.Callback):
         if reason:
             raise MisconfigurationException(f"StageUnfreeze cannot change stages here: {reason}")
         self._probe = probe_to_follow(trainer, self.stages, self.guard)
-        self._switch = Switch(self.stages, self.adapter, self.locator) if self.mode == "apply" else None
+        followed = (self._probe.adapter, self._probe.locator) if self._probe else (None, None)
+        where = (self.adapter or followed[0], self.locator if self.locator is not None else followed[1])
+        self._switch = Switch(self.stages, *where) if self.mode == "apply" else None
         self._way_back = WayBack() if self.mode == "advise" else None
         if self._switch:
             self._switch.freeze_early(pl_module, self._progress.index)

@@ -13,7 +13,7 @@ import soundfile
 import torch
 from torch import Tensor, nn
 
-from s2sbench_callback import Benchmark, Item
+from s2sbench_callback import Benchmark, Item, S2SBenchCallback, StageUnfreeze, two_stage
 from s2sbench_callback.adapters import Adapter, Row, Rows
 from s2sbench_callback.items import Audio, Context, recording_digest
 from s2sbench_callback.live_model import LiveModel
@@ -187,14 +187,69 @@ def check_roles(system: System) -> None:
 
 
 class Holder(pl.LightningModule):
-    """A user's module around the model."""
+    """A user's module around the model; what it trains is of no account."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return torch.stack([parameter.square().mean() for parameter in self.parameters() if parameter.requires_grad]).sum() + torch.rand(())
+
+    def train_dataloader(self) -> list[int]:
+        return [0, 1]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def check_training_is_untouched(build: Callable[[], System], benchmark: Benchmark, folder: Path) -> None:
+    """Two steps in the paper's two stages, with a probe at each: weights, buffers and whatever else the modules hold are those of a run without."""
+    states = []
+    for probed in (True, False):
+        system = build()
+        callbacks: list[pl.Callback] = []
+        probe = S2SBenchCallback(
+            [benchmark],
+            system.adapter,
+            locator="model",
+            conditions=list(system.conditions),
+            every_n_train_steps=1 if probed else 100,
+            at_start=probed,
+            at_end=False,
+            packed=False,
+            cache_dir=folder / "cache",
+            dirpath=folder / f"record {probed}",
+        )
+        callbacks += [probe, StageUnfreeze(two_stage(first_steps=1))]
+        pl.seed_everything(0, verbose=False)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pl.Trainer(accelerator="cpu", max_steps=2, callbacks=callbacks, **quiet).fit(Holder(system.model))
+        states.append(_state(system.model))
+        if probed:
+            assert probe.record is not None
+            assert [report.step for report in probe.record.history()] == [0, 1, 2]
+    with_probe, without = states
+    assert with_probe.keys() == without.keys()
+    for name, value in with_probe.items():
+        other = without[name]
+        # A table that a front-end makes of its codebooks when it first hears something is nothing that training would not make too.
+        made_when_first_heard = other is None and name.startswith(("audio_encoder", "codec_model"))
+        same = torch.equal(value, other) if isinstance(value, Tensor) and isinstance(other, Tensor) else value is other or value == other
+        assert same or made_when_first_heard, f"{name} is not what it is without the probe"
+
+
+def _state(model: nn.Module) -> dict[str, object]:
+    """Weights, buffers, hooks and plain attributes of every module."""
+    state: dict[str, object] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor | int | float | str | None):
+                state[f"{path}:{name}"] = value
+        state[f"{path}:hooks"] = (len(module._forward_hooks), len(module._forward_pre_hooks))
+    return state
 
 
 def check_checkpoint(system: System, build: Callable[[], System], benchmark: Benchmark, folder: Path) -> None:
@@ -229,3 +284,6 @@ def check_all(build: Callable[[], System], folder: Path) -> None:
     check_speech_is_heard(system, benchmark)
     check_roles(system)
     check_checkpoint(system, build, benchmark, folder)
+    roles = system.adapter.roles(system.model)
+    if roles.get("audio_embedding") and roles.get("lm_body"):
+        check_training_is_untouched(build, benchmark, folder)
