@@ -66,7 +66,7 @@ def prompt(condition: Condition, language: Language, item: Item, index: int, ins
     if reason:
         raise ValueError(f"{CONDITION_NAMES[condition]} cannot be asked of item {item.id!r}: it has {reason}")
     context, before = item.contexts[index], (instruction,) if instruction else ()
-    if condition == "s2s" and not item.candidate_audios:
+    if condition == "s2s" and not (item.has_audio and item.candidate_audios):
         return Prompt(before, item.story_audios[index])
     heard: str | Audio = context.audio if condition in ("s2t", "s2s") and context.audio else context.text
     if CANDIDATES[condition] == "speech":

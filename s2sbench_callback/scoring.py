@@ -264,7 +264,9 @@ class Scorer:
     def _what_is_wrong(self, live: LiveModel, questions: Questions, ranks: Ranks) -> str | None:
 
         def first_row() -> tuple[list[PackedRow], list[PackedRow]]:
-            units = next(iter(pack(questions.units, self.max_tokens)), ())
+            rows = pack(questions.units, self.max_tokens)
+            # A row of one sequence reads alike either way, so the first that holds several.
+            units = next((row for row in rows if len(row) > 1 or len(row[0].candidates) > 1), next(iter(rows), ()))
             return [build_row((alone,)) for unit in units for alone in unit.alone()], [build_row(units)] if units else []
 
         plain, packed = ranks.together(first_row, "while laying out rows")

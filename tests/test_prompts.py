@@ -42,6 +42,9 @@ def test_spoken_candidates_follow_a_spoken_or_a_written_context() -> None:
 def test_a_whole_spoken_story_is_its_own_candidate() -> None:
     assert prompt("s2s", "en", WHOLE, 1).context == ()
     assert prompt("s2s", "en", WHOLE, 1).candidate == STORY_DRY
+    # Also where endings are there alone and their contexts are not.
+    both = Item("6", WHOLE.contexts, WHOLE.candidates, 0, candidate_audios=(WET, DRY), story_audios=(STORY_WET, STORY_DRY))
+    assert prompt("s2s", "en", both, 0) == prompt("s2s", "en", WHOLE, 0)
 
 
 def test_a_condition_needs_its_recordings() -> None:

@@ -216,3 +216,15 @@ def test_the_token_budget_follows_memory_and_model() -> None:
     assert accelerator_tokens(4 * gib, hidden_size=576, vocabulary=49_152) == 4_096
     assert accelerator_tokens(0, hidden_size=3584, vocabulary=152_064) == 256
     assert LiveModel(nn.Linear(1, 1), nn.Linear(1, 1), CPU).token_budget() == 512
+
+
+def test_the_check_looks_at_a_row_of_several_sequences(tiny_qwen2: Qwen2ForCausalLM) -> None:
+    """Also where the longest question has contexts of its own for each candidate, and so a row to itself."""
+    apart = Item("long", (Context("It rained all day. " * 9), Context("It snowed all day. " * 9)), ("He was wet.", "He was dry."), 0)
+    short = [Item(str(n), (Context(f"It rained {n} days."),) * 2, ("He was wet.", "He was dry."), 0) for n in range(3)]
+    adapter = BlindToMasks(build_text_tokenizer())
+    questions = encode(Benchmark("mixed", "en", (apart, *short)), "t2t", adapter, lambda _: torch.zeros(0))
+    scorer = Scorer(adapter, 60)
+    with pytest.warns(UserWarning, match="the probe scores one row a candidate from now on"):
+        scorer.score(LiveModel(tiny_qwen2, tiny_qwen2, CPU), questions)
+    assert not scorer.packed

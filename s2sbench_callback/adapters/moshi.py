@@ -13,7 +13,7 @@ from s2sbench_callback.adapters.parallel_streams import TwoSpeakers, embedded, m
 from s2sbench_callback.adapters.protocol import Role, Row, Rows
 from s2sbench_callback.adapters.role_prefixes import prefixes
 from s2sbench_callback.prompts import Condition
-from s2sbench_callback.speech import module_fingerprint
+from s2sbench_callback.speech import evaluating, module_fingerprint
 
 _FRAMES_PER_SECOND = 12.5
 _NO_MIMI = "no speech tokenizer was given; pass KyutaiMoshi(..., speech_tokenizer=mimi)"
@@ -220,9 +220,8 @@ class KyutaiMoshi(TwoSpeakers):
     def _codes(self, waveform: Tensor) -> Tensor:
         if self._mimi is None:
             raise TypeError(_NO_MIMI)
-        if hasattr(self._mimi, "encode"):
-            return mimi_codes(self._mimi, waveform, len(self._delays))
-        codes: Tensor = self._mimi(waveform)
+        with evaluating(self._mimi):
+            codes: Tensor = mimi_codes(self._mimi, waveform, len(self._delays)) if hasattr(self._mimi, "encode") else self._mimi(waveform)
         return codes
 
     def audio_fingerprint(self, model: nn.Module) -> str:

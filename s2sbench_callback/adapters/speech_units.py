@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from s2sbench_callback.speech import module_fingerprint
+from s2sbench_callback.speech import evaluating, module_fingerprint
 
 _TOKENS = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 
@@ -39,7 +39,8 @@ class SpeechUnits:
 
     def __call__(self, waveform: Tensor) -> Tensor | list[str]:
         """Units ``[F]`` or names of tokens."""
-        heard = self._tokenizer(waveform)
+        with evaluating(self._tokenizer):
+            heard = self._tokenizer(waveform)
         if isinstance(heard, Mapping):
             heard = heard["units"]
         if isinstance(heard, str):

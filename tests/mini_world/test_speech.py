@@ -9,6 +9,7 @@ import soundfile
 import torch
 
 from s2sbench_callback import Benchmark, mini
+from s2sbench_callback.adapters.speech_units import SpeechUnits
 from s2sbench_callback.items import Audio, recording_digest
 from s2sbench_callback.mini_world.corpus import training_corpus
 from s2sbench_callback.mini_world.speech_tokenizer import FRAME_RATE_HZ, SAMPLE_RATE, SpeechTokenizer
@@ -191,3 +192,17 @@ def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path) -> None:
     later = AudioTokenCache(tmp_path)
     later.use("v1", on_disk=True)
     assert audio not in later
+
+
+def test_a_speech_tokenizer_beside_the_model_hears_in_evaluation_mode() -> None:
+    class Dropping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = torch.nn.Dropout(0.5)
+
+        def forward(self, waveform: torch.Tensor) -> torch.Tensor:
+            return self.dropout(waveform).long()
+
+    tokenizer = Dropping()
+    assert torch.equal(SpeechUnits(tokenizer, None, deduplicate=False)(torch.ones(64)), torch.ones(64, dtype=torch.int64))
+    assert tokenizer.dropout.training
