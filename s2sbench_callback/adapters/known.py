@@ -54,8 +54,8 @@ class Beside:
         if value is None:
             model, root = (type(owner).__name__ for owner in self._owners)
             attributes = " or ".join(repr(name) for name in names)
-            owners = model if model == root else f"{model} nor {root}"
-            raise ValueError(f"{model} can be read only with {what}, and {'neither ' * (model != root)}{owners} has an attribute {attributes}")
+            lacking = f"it has no attribute {attributes}" if model == root else f"neither {model} nor {root} has an attribute {attributes}"
+            raise ValueError(f"{model} can be read only with {what}, and {lacking}")
         return value
 
     @property
@@ -126,7 +126,7 @@ _BY_CLASS: dict[str, Callable[[Beside], Adapter]] = {
 
 # Causal LMs that hear, by a token that their tokenizers alone have.
 _BY_TOKEN: dict[str, Callable[[Beside], Adapter]] = {
-    "<|begin_of_audio|>": lambda beside: GLM4Voice(beside.tokenizer, *beside.speech),
+    "<|audio_0|>": lambda beside: GLM4Voice(beside.tokenizer, *beside.speech),
     "[Hu0]": lambda beside: SpiritLM(beside.tokenizer, *beside.speech),
     "<Un0>": lambda beside: UnitLM(beside.tokenizer, *beside.speech),
 }

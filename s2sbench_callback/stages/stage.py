@@ -152,4 +152,4 @@ def single_stage(lr: float | None = None) -> list[Stage]:
     Args:
         lr: Learning rate of everything; the optimizer's own by default.
     """
-    return [Stage("everything", ("audio_embedding?", "audio_head?", "lm_embedding", "lm_head", "lm_body"), lr=lr)]
+    return [Stage("everything", ("audio_embedding?", "audio_head?", "lm_embedding?", "lm_head?", "lm_body"), lr=lr)]
