@@ -304,6 +304,7 @@ def test_roles_by_name() -> None:
 def test_low_rank_adapters_around_the_llm(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
 
+    @torch.no_grad()  # the contract's training check builds where gradients are on
     def build() -> System:
         system = pooled()
         system.model.llm_model = peft.get_peft_model(system.model.llm_model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
