@@ -11,6 +11,7 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from s2sbench_callback.callback import S2SBenchCallback
 from s2sbench_callback.lightning_run import callbacks_of
@@ -86,9 +87,6 @@ def stages(arguments: list[str]) -> None:
     Args:
         arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
     """
-    # What StageUnfreeze raises where settings do not fit together.
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
     try:
         cli = _training(arguments)
         unfreezers = callbacks_of(cli.trainer, StageUnfreeze)

@@ -23,20 +23,33 @@ def isolated(root: nn.Module) -> Iterator[None]:
     Args:
         root: The module whose parts are put back, usually the LightningModule.
     """
-    modes = [(module, module.training) for module in root.modules()]
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices), torch.no_grad(), torch.compiler.set_stance("force_eager"), _readable_attention(root):
         try:
-            for module, _ in modes:
-                # Not eval(): some modules override train() and rewrite their weights in it.
-                module.training = False
-            yield
+            with evaluating(root):
+                yield
         finally:
-            for module, training in modes:
-                module.training = training
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+@contextmanager
+def evaluating(module: object) -> Iterator[None]:
+    """Evaluation mode for every submodule, then each one's own mode again.
+
+    Args:
+        module: The module; anything else, such as a function that stands for one, is left alone.
+    """
+    modes = [(part, part.training) for part in module.modules()] if isinstance(module, nn.Module) else []
+    try:
+        for part, _ in modes:
+            # Not eval(): some modules override train() and rewrite their weights in it.
+            part.training = False
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 @contextmanager

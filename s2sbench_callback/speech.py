@@ -6,8 +6,6 @@ import hashlib
 import io
 import uuid
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -46,19 +44,6 @@ def load_waveform(audio: Audio, sample_rate: int) -> Tensor:
         raise ValueError(f"{audio.path}: this recording has samples that are NaN or infinite")
     waveform: Tensor = torchaudio.functional.resample(torch.from_numpy(samples.mean(axis=1)), rate, sample_rate)
     return waveform
-
-
-@contextmanager
-def evaluating(module: object) -> Iterator[None]:
-    """Evaluation mode for a speech tokenizer that is no part of the model, then its own modes again; functions are left alone."""
-    modes = [(part, part.training) for part in module.modules()] if isinstance(module, nn.Module) else []
-    try:
-        for part, _ in modes:
-            part.training = False
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def module_fingerprint(module: nn.Module) -> str:

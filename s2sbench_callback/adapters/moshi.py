@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from s2sbench_callback.adapters.attention import attention_arguments
-from s2sbench_callback.adapters.parallel_streams import TwoSpeakers, embedded, mimi_codes
+from s2sbench_callback.adapters.embedding import embedded
+from s2sbench_callback.adapters.parallel_streams import TwoSpeakers, mimi_codes
 from s2sbench_callback.adapters.protocol import Role, Row, Rows
 from s2sbench_callback.adapters.role_prefixes import prefixes
+from s2sbench_callback.isolation import evaluating
 from s2sbench_callback.prompts import Condition
-from s2sbench_callback.speech import evaluating, module_fingerprint
+from s2sbench_callback.speech import module_fingerprint
 
 _FRAMES_PER_SECOND = 12.5
 _NO_MIMI = "no speech tokenizer was given; pass KyutaiMoshi(..., speech_tokenizer=mimi)"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from s2sbench_callback.adapters.attention import attention_arguments
+from s2sbench_callback.adapters.embedding import embedded
 from s2sbench_callback.adapters.nemo_perception import fingerprint, heard, perception_roles, placed
-from s2sbench_callback.adapters.parallel_streams import embedded
 from s2sbench_callback.adapters.protocol import Candidate, Role, Row, Rows
 from s2sbench_callback.adapters.role_prefixes import around, prefixes
 from s2sbench_callback.adapters.text_ids import TextIds, text_candidate

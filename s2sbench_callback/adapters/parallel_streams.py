@@ -233,12 +233,6 @@ def earlier(row: Row, frames: int) -> Tensor:
     return wanted if mask is None else (mask & (row.positions == wanted[:, None])).byte().argmax(dim=1)
 
 
-def embedded(table: nn.Module, ids: Tensor) -> Tensor:
-    """``[T, H]``: embeddings of ids ``[T]``, zero where the id is -1."""
-    vectors: Tensor = table(ids.clamp_min(0))
-    return vectors * (ids >= 0).unsqueeze(1)
-
-
 def mimi_codes(mimi: Any, waveform: Tensor, codebooks: int) -> Tensor:
     """Codes ``[F, K]`` of a recording ``[N]``, from the Mimi of ``transformers`` or of kyutai.
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from s2sbench_callback.speech import evaluating, module_fingerprint
+from s2sbench_callback.isolation import evaluating
+from s2sbench_callback.speech import module_fingerprint
 
 _TOKENS = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 

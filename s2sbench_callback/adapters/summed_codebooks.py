@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from s2sbench_callback.adapters.attention import attention_arguments
+from s2sbench_callback.adapters.embedding import embedded
 from s2sbench_callback.adapters.protocol import Candidate, Role, Row, Rows
 from s2sbench_callback.adapters.text_ids import TextIds, text_candidate
 from s2sbench_callback.items import Language
@@ -139,13 +141,8 @@ class SummedCodebooks:
 
     @staticmethod
     def _embed(model: Any, streams: Tensor) -> Tensor:
-        total: Tensor | None = None
         tables = [model.model.embed_tokens, *model.model.audio_embed_layers][: streams.shape[1]]
-        for table, ids in zip(tables, streams.unbind(1), strict=True):
-            embedded: Tensor = table(ids.clamp_min(0)) * (ids >= 0).unsqueeze(1)
-            total = embedded if total is None else total + embedded
-        assert total is not None
-        return total
+        return reduce(torch.add, (embedded(table, ids) for table, ids in zip(tables, streams.unbind(1), strict=True)))
 
     def roles(self, model: nn.Module) -> Mapping[Role, tuple[str | Rows, ...]]:
         """Whole modules for every role."""

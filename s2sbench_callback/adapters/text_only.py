@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from s2sbench_callback.adapters.attention import attention_arguments
+from s2sbench_callback.adapters.attention import causal_lm_logits
 from s2sbench_callback.adapters.protocol import Candidate, Role, Row, Rows
 from s2sbench_callback.adapters.text_ids import TextIds, column, text_candidate
 from s2sbench_callback.items import Language
@@ -77,12 +77,7 @@ class TextOnly:
 
     def logits(self, model: nn.Module, row: Row) -> Tensor:
         """The model's own forward, which computes logits at the asked positions alone."""
-        language_model = cast(PreTrainedModel, model)
-        output = language_model(
-            input_ids=row.streams[:, 0].unsqueeze(0), logits_to_keep=row.sources, use_cache=False, **attention_arguments(row, language_model.dtype)
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        return causal_lm_logits(model, row)
 
     def roles(self, model: nn.Module) -> Mapping[Role, tuple[str | Rows, ...]]:
         """Embedding and head as ``transformers`` names them; everything else is the body."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from s2sbench_callback.adapters.attention import attention_arguments
+from s2sbench_callback.adapters.attention import causal_lm_logits
 from s2sbench_callback.adapters.protocol import Candidate, Role, Row, Rows
 from s2sbench_callback.adapters.speech_units import SpeechUnits
 from s2sbench_callback.adapters.text_ids import TextIds, column, text_candidate
@@ -241,12 +241,7 @@ class VocabularyTokens:
         return [*self._unit_ids(model), *self._layout.other_audio.values()]
 
     def _vocabulary_logits(self, model: nn.Module, row: Row) -> Tensor:
-        language_model = cast(PreTrainedModel, model)
-        output = language_model(
-            input_ids=row.streams[:, 0].unsqueeze(0), logits_to_keep=row.sources, use_cache=False, **attention_arguments(row, language_model.dtype)
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        return causal_lm_logits(model, row)
 
     def _matrices(self, model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
         """The modules of embedding and head."""

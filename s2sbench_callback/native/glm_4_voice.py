@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GlmForCausalLM
 from transformers.models.glm.modeling_glm import GlmRotaryEmbedding
 
-from s2sbench_callback.native.weights import glm_from_chatglm
+from s2sbench_callback.native.weights import glm_from_chatglm, safetensors_files
 
 
 def load_glm_4_voice(
@@ -48,9 +48,7 @@ def load_glm_4_voice(
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder / 'config.json'} does not exist; give the local folder that holds all files of glm-4-voice-9b")
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no weights: no file model*.safetensors")
+    files = safetensors_files(folder)
     # Before the weights, which take long.
     tokenizer = _tokenizer(folder, trust_remote_code) if tokenizer is None else tokenizer
     state: dict[str, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +50,18 @@ _BAICHUAN_LAYER = (
 _BAICHUAN_PACKED = "self_attn.W_pack"
 _BAICHUAN_UNTOUCHED = ("model.audio_embed_layers.", "audio_head.", "audio_tokenizer.")
 _BAICHUAN_WANTED = {"attention_qkv_pack": (True, True), "use_norm_head": (False, False), "position_embedding_type": ("rope", "rope")}
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Files of weights in a folder in Hugging Face's layout, in the order of their names.
+
+    Raises:
+        FileNotFoundError: If there are none.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no weights: no file model*.safetensors")
+    return files
 
 
 def glm_from_chatglm(state_dict: Mapping[str, Tensor], config: Any) -> tuple[dict[str, Tensor], GlmConfig]:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import WhisperConfig, WhisperFeatureExtractor
 from transformers.models.whisper.modeling_whisper import WhisperEncoderLayer
 
+from s2sbench_callback.native.weights import safetensors_files
+
 _RATE = 16_000
 # The encoder alone is published without a prefix, the whole recogniser that it was learnt in with one.
 _PREFIX = re.compile(r"^(model\.)?encoder\.")
@@ -183,9 +185,7 @@ def load_whisper_vq(folder: str | Path) -> WhisperVQ:
     for name in ("config.json", "preprocessor_config.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name} does not exist; give the local folder that holds all files of glm-4-voice-tokenizer")
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no weights: no file model*.safetensors")
+    files = safetensors_files(folder)
     config = WhisperVQConfig.from_pretrained(folder)
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     with torch.device("meta"):

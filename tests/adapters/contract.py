@@ -233,7 +233,8 @@ def check_training_is_untouched(build: Callable[[], System], benchmark: Benchmar
             assert [report.step for report in probe.record.history()] == [0, 1, 2]
     with_probe, without = states
     # Tables that a front-end makes when it first hears something are nothing that training would not make too.
-    front_end = tuple(str(entry) for entry in build().adapter.roles(build().model).get("frontend", ()))
+    system = build()
+    front_end = tuple(str(entry) for entry in system.adapter.roles(system.model).get("frontend", ()))
     for name in with_probe.keys() | without.keys():
         value, other = with_probe.get(name), without.get(name)
         same = torch.equal(value, other) if isinstance(value, Tensor) and isinstance(other, Tensor) else value is other or value == other
