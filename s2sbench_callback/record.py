@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,22 +71,15 @@ class RunRecord:
 
         Raises:
             FileNotFoundError: If there is no probe of that step.
+            ValueError: If the file is damaged.
         """
         path = self.losses_path(step)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no losses of step {step}; this record has steps {[report.step for report in self.history()]}")
-        tables: dict[str, dict[Condition, LossTable]] = {}
-        with np.load(path) as arrays:
-            for name in [key.removesuffix("/items") for key in arrays if key.endswith("/items")]:
-                ids, groups = (tuple(arrays[f"{name}/{part}"].tolist()) for part in ("items", "groups"))
-                tables[name] = {
-                    condition: LossTable(
-                        ids, groups, arrays[f"{name}/answers"], arrays[f"{name}/{condition}/nats"], arrays[f"{name}/{condition}/tokens"]
-                    )
-                    for condition in CONDITIONS
-                    if f"{name}/{condition}/nats" in arrays
-                }
-        return tables
+        try:
+            return _read_losses(path)
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+            raise ValueError(f"{path} is damaged, or not written by a probe: {error}") from error
 
     def supersede_after(self, step: int) -> int:
         """Moves reports of later steps, and their losses, out of the history.
@@ -116,11 +110,58 @@ class RunRecord:
             path.replace(target)
 
 
+def find_record(path: Path) -> RunRecord:
+    """The record at a path: its own folder, or that of the run which holds it.
+
+    Args:
+        path: For example ``runs/mine/version_0`` or ``runs/mine/version_0/s2sbench``.
+
+    Raises:
+        FileNotFoundError: If there is none, or more than one.
+        ValueError: If it cannot be read, or holds no probes.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is not a folder; name a run, or the folder that holds its probes.jsonl")
+    record = RunRecord(path)
+    if not record.probes_path.is_file():
+        below = sorted(file.parent for file in path.rglob(record.probes_path.name))
+        if len(below) != 1:
+            found = (
+                f"several records ({', '.join(map(str, below[:5]))}): name one of them"
+                if below
+                else "no probes.jsonl, so no probe was recorded there"
+            )
+            raise FileNotFoundError(f"{path} holds {found}")
+        record = RunRecord(below[0])
+    if not record.history():
+        raise ValueError(f"{record.probes_path} holds no probes")
+    return record
+
+
+def _read_losses(path: Path) -> dict[str, dict[Condition, LossTable]]:
+    tables: dict[str, dict[Condition, LossTable]] = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in [key.removesuffix("/items") for key in arrays if key.endswith("/items")]:
+            ids, groups = (tuple(arrays[f"{name}/{part}"].tolist()) for part in ("items", "groups"))
+            tables[name] = {
+                condition: LossTable(ids, groups, arrays[f"{name}/answers"], arrays[f"{name}/{condition}/nats"], arrays[f"{name}/{condition}/tokens"])
+                for condition in CONDITIONS
+                if f"{name}/{condition}/nats" in arrays
+            }
+    if not tables:
+        raise ValueError("it holds no losses")
+    return tables
+
+
 def _read(path: Path) -> list[ProbeReport]:
     if not path.is_file() or not path.stat().st_size:
         return []
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text, so no record of probes: {error}") from error
     reports = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             reports.append(ProbeReport.from_json(line))
         except ValueError as error:

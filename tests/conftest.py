@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 os.environ["WANDB_MODE"] = "offline"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from s2sbench_callback import Benchmark, mini
+from s2sbench_callback.cli import main
 from s2sbench_callback.mini_world.model import MiniSpeechLM
 from s2sbench_callback.mini_world.pretraining import Pretraining, build_model, load_pretrained, pretrained_weights
 from s2sbench_callback.mini_world.text_tokenizer import build_text_tokenizer
@@ -70,3 +72,15 @@ def tiny_qwen2() -> Qwen2ForCausalLM:
         intermediate_size=64,
     )
     return Qwen2ForCausalLM(config).eval()
+
+
+def refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says on stderr why it cannot be done, prints nothing else there would be to read, and ends with status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert re.search(message, printed.err), printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import TINY
+from conftest import TINY, refused
 
 from s2sbench_callback import ProbeReport
 from s2sbench_callback.cli import main
@@ -56,12 +56,11 @@ def test_encode_fills_the_cache_once_and_trains_nothing(config: Path, tmp_path: 
     assert not list(tmp_path.rglob("probes.jsonl"))
 
 
-def test_encode_needs_a_probe_in_the_config(config: Path) -> None:
+def test_encode_needs_a_probe_in_the_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = yaml.safe_load(config.read_text())
     content["trainer"]["callbacks"] = []
     config.write_text(yaml.safe_dump(content))
-    with pytest.raises(SystemExit, match="the config has no S2SBenchCallback"):
-        main(["encode", "--config", str(config)])
+    refused(["encode", "--config", str(config)], "s2sbench encode: the config has no S2SBenchCallback", capsys)
 
 
 def test_unknown_commands_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +98,11 @@ def test_stages_prints_the_plan_and_trains_nothing(config: Path, tmp_path: Path,
     ):
         stages[0], right = {**stages[0], **wrong}, stages[0]
         config.write_text(yaml.safe_dump(content))
-        with pytest.raises(SystemExit, match=message):
-            main(["stages", "--config", str(config)])
+        refused(["stages", "--config", str(config)], message, capsys)
         stages[0] = right
     content["trainer"]["callbacks"] = content["trainer"]["callbacks"][:1]
     config.write_text(yaml.safe_dump(content))
-    with pytest.raises(SystemExit, match="the config has no StageUnfreeze, so there are no stages to print"):
-        main(["stages", "--config", str(config)])
+    refused(["stages", "--config", str(config)], "the config has no StageUnfreeze, so there are no stages to print", capsys)
 
 
 def recorded(folder: Path, stages: list[int], gaps: list[float]) -> RunRecord:
@@ -159,5 +156,4 @@ def test_decide_replays_a_rule_over_a_recorded_stage(tmp_path: Path, capsys: pyt
         (["--condition", "t2t"], "holds no t2t losses"),
         (["--sets", "[scmmlu]"], "have no s2t losses of 'scmmlu'; they have mini"),
     ]:
-        with pytest.raises(SystemExit, match=message):
-            main(["decide", str(tmp_path), *settings])
+        refused(["decide", str(tmp_path), *settings], message, capsys)

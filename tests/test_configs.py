@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 from s2sbench_callback import Guard, Plateau, S2SBenchCallback, StageUnfreeze
 from s2sbench_callback.adapters import Rows
-from s2sbench_callback.cli import score_parser
+from s2sbench_callback.commands.score import score_parser
 from s2sbench_callback.record import RunRecord
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ import pytest
 from s2sbench_callback import Benchmark, Item, ProbeReport
 from s2sbench_callback.decisions import Decision, Verdict
 from s2sbench_callback.items import Context
-from s2sbench_callback.record import RunRecord
+from s2sbench_callback.record import RunRecord, find_record
 from s2sbench_callback.report import build_report
 from s2sbench_callback.scoring import LossTable
 
@@ -130,6 +130,40 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "probes.jsonl").write_text(probe(0)[0].to_json() + "\n{\n")
     with pytest.raises(ValueError, match=r"probes\.jsonl, line 2: not the report of a probe"):
         RunRecord(tmp_path).history()
+
+
+def test_a_record_is_found_in_the_folder_of_its_run(tmp_path: Path) -> None:
+    run, empty = tmp_path / "run", tmp_path / "empty"
+    empty.mkdir()
+    RunRecord(run / "version_0" / "s2sbench").append(*probe(0))
+    for place in (run, run / "version_0", run / "version_0" / "s2sbench"):
+        assert find_record(place).dirpath == run / "version_0" / "s2sbench"
+    RunRecord(run / "version_1" / "s2sbench").append(*probe(0))
+    with pytest.raises(FileNotFoundError, match=r"holds several records \(.*version_0/s2sbench, .*version_1/s2sbench\): name one"):
+        find_record(run)
+    with pytest.raises(FileNotFoundError, match=r"empty holds no probes\.jsonl, so no probe was recorded there"):
+        find_record(empty)
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        find_record(tmp_path / "nowhere")
+    (empty / "probes.jsonl").touch()
+    with pytest.raises(ValueError, match="holds no probes"):
+        find_record(empty)
+    (empty / "probes.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"probes\.jsonl is no text"):
+        find_record(empty)
+
+
+def test_damaged_losses_are_named(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    record.append(*probe(0))
+    path = record.losses_path(0)
+    whole = path.read_bytes()
+    foreign = tmp_path / "foreign.npz"
+    np.savez(foreign, weights=np.zeros(3))
+    for content in (b"", b"not an archive", whole[: len(whole) // 2], foreign.read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"step=00000000\.npz is damaged, or not written by a probe"):
+            record.losses(0)
 
 
 def test_a_verdict_comes_back_from_its_line_with_nan_and_all() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import refused
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from s2sbench_callback import Benchmark, S2SBenchCallback
@@ -99,13 +100,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["signature"]["max_questions"] == 8
 
 
-def test_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_what_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     official = {"class_path": "s2sbench_callback.official", "init_args": {"yaml": str(tmp_path / "none.yaml"), "name": "a"}}
     loaded = {"class_path": "test_score.no_system"}
-    with pytest.raises(SystemExit, match=r"s2sbench score: .*none\.yaml: no such file"):
-        main(["score", "--config", config_file(tmp_path, benchmarks=[official], system=loaded)])
+    refused(["score", "--config", config_file(tmp_path, benchmarks=[official], system=loaded)], r"s2sbench score: .*none\.yaml: no such file", capsys)
     folder = tmp_path / "no_model"
     folder.mkdir()
     system = {"class_path": "s2sbench_callback.systems.baichuan_audio", "init_args": {"folder": str(folder)}}
-    with pytest.raises(SystemExit, match=r"(?s)s2sbench score: .*config\.json does not exist"):
-        main(["score", "--config", config_file(tmp_path, system=system)])
+    refused(["score", "--config", config_file(tmp_path, system=system)], r"(?s)s2sbench score: .*config\.json does not exist", capsys)
