@@ -20,6 +20,7 @@ from s2sbench_callback.adapters import Adapter, find_adapter, find_language_mode
 from s2sbench_callback.adapters.find import Locator
 from s2sbench_callback.averaged_weights import Weights, averaging_callback, ends_on_average, probed_weights
 from s2sbench_callback.benchmarks import mini
+from s2sbench_callback.controls import Control
 from s2sbench_callback.decisions import Probed
 from s2sbench_callback.isolation import isolated
 from s2sbench_callback.items import Benchmark
@@ -42,7 +43,6 @@ from s2sbench_callback.record import RunRecord
 from s2sbench_callback.reference import Reference
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables, build_report
 from s2sbench_callback.schedule import ProbePlan, plan_probes
-from s2sbench_callback.scoring import LossTable
 
 
 class S2SBenchCallback(pl.Callback):
@@ -76,12 +76,16 @@ class S2SBenchCallback(pl.Callback):
             cannot read a packed row.
         cache_dir: Where audio tokens are kept between runs; by default the user's cache folder.
         dirpath: Folder of the record; by default ``s2sbench`` in the first logger's folder of this run.
+        controls: Some of ``no_context``, ``other_context`` and ``off_topic``, to be asked besides: whether a set can be answered without its
+            contexts, and whether the model uses them at all.
+        controls_every_n_probes: How often they are asked, from the first probe on; ``None`` for the first alone.
         on_error: What a probe that fails does: ``raise`` ends the training, ``skip`` warns, logs ``s2sbench/skipped`` and goes on. By default
             the first probe raises and later ones skip.
 
     Metrics logged: below ``s2sbench/<set>/<condition>/``: ``accuracy``, ``question_accuracy`` (0..1, higher is better),
     ``positive_loss``, ``negative_loss``, ``positive_minus_negative`` (nats per token; the last is below 0 when the model is right),
-    ``ties``, ``invalid`` (counts). Below ``s2sbench/<set>/``: ``degradation``, ``intelligence_loss`` (0 is best), ``t2t_change``. All but the
+    ``ties``, ``invalid`` (counts), and ``<control>_accuracy`` of each control at the probes where it is asked. Below ``s2sbench/<set>/``:
+    ``degradation``, ``intelligence_loss`` (0 is best), ``t2t_change``. All but the
     counts with ``_low`` and ``_high``, the ends of the 95 % interval. The same below ``s2sbench/mean/``, averaged over sets. ``s2sbench/step``,
     ``stage``, ``seconds``, ``questions_per_second``, ``share_of_training`` (of the time since training began), ``skipped`` (probes so far).
 
@@ -113,6 +117,8 @@ class S2SBenchCallback(pl.Callback):
         packed: bool = True,
         cache_dir: str | Path | None = None,
         dirpath: str | Path | None = None,
+        controls: list[Control] | None = None,
+        controls_every_n_probes: int | None = None,
         on_error: Literal["raise", "skip"] | None = None,
     ) -> None:
         super().__init__()
@@ -126,6 +132,10 @@ class S2SBenchCallback(pl.Callback):
             cache_dir,
             packed,
         )
+        if controls_every_n_probes is not None and controls_every_n_probes < 1:
+            raise ValueError(f"controls_every_n_probes must be at least 1, got {controls_every_n_probes}")
+        self.control_probe = self.probe.of_controls(controls) if controls else None
+        self.controls_every_n_probes = controls_every_n_probes
         if weights not in get_args(Weights):
             raise ValueError(f"weights must be 'current' or 'average', got {weights!r}")
         self.weights = weights
@@ -148,6 +158,8 @@ class S2SBenchCallback(pl.Callback):
         self._skipped = 0
         self._earlier_dirpath: Path | None = None
         self.probe.start_anew()
+        if self.control_probe:
+            self.control_probe.start_anew()
         self._found: Adapter | None = None
         self._publisher = Publisher(self.probe.benchmarks)
         self._probe_seconds = 0.0
@@ -270,7 +282,7 @@ class S2SBenchCallback(pl.Callback):
         ranks = Ranks.of_this_run(trainer.strategy.root_device)
         try:
             with isolated(_outermost(trainer, pl_module)):
-                tables, adapter = self._score(trainer, pl_module, ranks)
+                tables, controls, adapter = self._score(trainer, pl_module, ranks)
         except Exception as error:
             first = self._probes_run == 0
             if self.on_error == "raise" or (self.on_error is None and first):
@@ -284,14 +296,18 @@ class S2SBenchCallback(pl.Callback):
         seconds = ranks.maximum(round((time.monotonic() - began) * 1e6)) / 1e6
         elapsed = ranks.maximum(round((time.monotonic() - self._training_began) * 1e6)) / 1e6
         self._probe_seconds += seconds
-        report = self._report(trainer, adapter, tables, seconds, self._probe_seconds / elapsed if trainer.global_step else 0.0)
-        self._publisher.show(trainer, report, tables)
+        report = self._report(trainer, adapter, tables, controls, seconds, self._probe_seconds / elapsed if trainer.global_step else 0.0)
+        self._publisher.show(trainer, report, tables, controls)
         self._tell_cost(report, began - self._last_ended if trainer.global_step else 0.0)
         self._last_ended = time.monotonic()
 
-    def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> tuple[dict[str, dict[Condition, LossTable]], Adapter]:
+    def _score(self, trainer: pl.Trainer, pl_module: pl.LightningModule, ranks: Ranks) -> tuple[Tables, Tables, Adapter]:
+        """Losses of the sets, and of their controls where it is their turn."""
         with self._at_the_model(trainer, pl_module, ranks) as (adapter, live):
-            return self.probe.run(adapter, live, ranks, progress=shows_progress(trainer)), adapter
+            tables = self.probe.run(adapter, live, ranks, progress=shows_progress(trainer))
+            turn = self._probes_run % self.controls_every_n_probes if self.controls_every_n_probes else self._probes_run
+            asked = self.control_probe if turn == 0 else None
+            return tables, asked.run(adapter, live, ranks, progress=shows_progress(trainer)) if asked else {}, adapter
 
     def encode(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fills the cache of audio tokens without scoring anything; called on all ranks together.
@@ -321,7 +337,7 @@ class S2SBenchCallback(pl.Callback):
             stack.enter_context(trainer.precision_plugin.val_step_context())
             yield self._found, live
 
-    def _report(self, trainer: pl.Trainer, adapter: Adapter, tables: Tables, seconds: float, share: float) -> ProbeReport:
+    def _report(self, trainer: pl.Trainer, adapter: Adapter, tables: Tables, controls: Tables, seconds: float, share: float) -> ProbeReport:
         questions = sum(len(next(iter(by_condition.values())).item_ids) for by_condition in tables.values())
         run_metrics = {
             "seconds": seconds,
@@ -340,7 +356,7 @@ class S2SBenchCallback(pl.Callback):
         reference = self._reference.tables()
         tie_rules = {name: benchmark.tie_rule for name, benchmark in self.probe.benchmarks.items()}
         verdict = judge.judge(Probed(trainer.global_step, tables, reference, tie_rules), self) if judge else None
-        return build_report(self.probe.benchmarks, tables, reference, trainer.global_step, verdict, run_metrics, signature)
+        return build_report(self.probe.benchmarks, tables, reference, trainer.global_step, verdict, run_metrics, signature, controls)
 
     def _tell_cost(self, report: ProbeReport, training_seconds: float) -> None:
         """Once, as soon as there is training between two probes to hold it against."""

@@ -17,11 +17,12 @@ from tqdm.auto import tqdm
 
 from s2sbench_callback.adapters.protocol import Adapter
 from s2sbench_callback.cache import cache_folder
+from s2sbench_callback.controls import Control, controlled
 from s2sbench_callback.items import Audio, Benchmark, Item
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.metrics import refuse_if_mostly_invalid
 from s2sbench_callback.parameter_names import named_parameters
-from s2sbench_callback.prompts import CONDITIONS, DEFAULT_CONDITIONS, PROMPT_VERSION, Condition, lacks, prompt
+from s2sbench_callback.prompts import CANDIDATES, CONDITIONS, DEFAULT_CONDITIONS, PROMPT_VERSION, Condition, lacks, prompt
 from s2sbench_callback.ranks import Ranks, end_the_job, share
 from s2sbench_callback.scoring import LossTable, Questions, Scorer, encode
 from s2sbench_callback.speech import AudioTokenCache, load_waveform
@@ -77,8 +78,24 @@ class Probe:
         self._scorer: Scorer | None = None
         self._said_what_is_left_out = False
         self.front_end_forwards = 0
+        self._cache_dir = cache_dir
         self._audio_tokens = AudioTokenCache(cache_folder(cache_dir) / "audio-tokens")
         self._questions: tuple[tuple[str, ...], list[Questions]] | None = None
+
+    def of_controls(self, controls: Sequence[Control]) -> Probe:
+        """A probe of the same questions, changed as controls; of written candidates alone.
+
+        Args:
+            controls: How the sets are changed, one after the other.
+
+        Raises:
+            ValueError: If a control is unknown or named twice, no condition has written candidates, or a set has too few questions.
+        """
+        conditions = [condition for condition in self.conditions if CANDIDATES[condition] == "text"]
+        if not conditions:
+            raise ValueError(f"controls need s2t or t2t among the conditions, got {list(self.conditions)}")
+        changed = [controlled(benchmark, control) for benchmark in self.benchmarks.values() for control in controls]
+        return Probe(changed, conditions, None, self.max_tokens, self._cache_dir, self.packed)
 
     def start_anew(self) -> None:
         """Forgets what was found out about a model and its ranks; audio tokens stay."""

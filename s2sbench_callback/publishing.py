@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from s2sbench_callback.findings import control_findings
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped, send_words
 from s2sbench_callback.metrics import invalid_items
@@ -62,16 +63,18 @@ class Publisher:
             name = self.record.superseded_path.name
             rank_zero_info(f"{moved} earlier probe(s) in {dirpath} are not of this run's weights and moved to {name}.")
 
-    def show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
+    def show(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables, controls: Tables) -> None:
         """Shows a probe: in ``callback_metrics`` and on the console of every rank, on disk and in the loggers from rank 0."""
         self._published = dict(report.metrics)
         self.publish(trainer)
         _name_the_invalid(tables)
         rank_zero_info(_summary(report))
+        for finding in control_findings(report):
+            rank_zero_warn(finding)
         if trainer.is_global_zero:
             self._history.append(report)
             if self.record:
-                _try("write the record", partial(self.record.append, report, tables))
+                _try("write the record", partial(self.record.append, report, tables, controls))
             _try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
         self._previous = tables
         self._is_first = False

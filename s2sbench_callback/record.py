@@ -40,24 +40,25 @@ class RunRecord:
         """Losses of one probe."""
         return self.dirpath / "losses" / f"step={step:08d}.npz"
 
+    def controls_path(self, step: int) -> Path:
+        """Losses of one probe's controls, where they were asked."""
+        return self.dirpath / "controls" / f"step={step:08d}.npz"
+
     def history(self) -> list[ProbeReport]:
         """All reports so far, in the order in which they were written."""
         return _read(self.probes_path)
 
-    def append(self, report: ProbeReport, tables: Tables) -> None:
-        """Writes a probe: its losses first, so that a report never stands without them."""
-        path = self.losses_path(report.step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, np.ndarray] = {}
-        for name, by_condition in tables.items():
-            for condition, table in by_condition.items():
-                arrays[f"{name}/items"] = np.array(table.item_ids)
-                arrays[f"{name}/groups"] = np.array(table.groups)
-                arrays[f"{name}/answers"] = table.answers
-                arrays[f"{name}/{condition}/nats"] = table.nats
-                arrays[f"{name}/{condition}/tokens"] = table.tokens
-        with _whole(path) as stream:
-            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+    def append(self, report: ProbeReport, tables: Tables, controls: Tables | None = None) -> None:
+        """Writes a probe: its losses first, so that a report never stands without them.
+
+        Args:
+            report: The probe.
+            tables: Its losses by set and condition.
+            controls: Losses of its controls, where they were asked.
+        """
+        _write_losses(self.losses_path(report.step), tables)
+        if controls:
+            _write_losses(self.controls_path(report.step), controls)
         _write(self.probes_path, [*self.history(), report])
 
     def write_panels(self, png: bytes) -> None:
@@ -76,10 +77,16 @@ class RunRecord:
         path = self.losses_path(step)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no losses of step {step}; this record has steps {[report.step for report in self.history()]}")
-        try:
-            return _read_losses(path)
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
-            raise ValueError(f"{path} is damaged, or not written by a probe: {error}") from error
+        return _read_losses(path)
+
+    def control_losses(self, step: int) -> dict[str, dict[Condition, LossTable]]:
+        """The tables of one probe's controls, by ``<set>+<control>`` and condition; none where they were not asked.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        path = self.controls_path(step)
+        return _read_losses(path) if path.is_file() else {}
 
     def supersede_after(self, step: int) -> int:
         """Moves reports of later steps, and their losses, out of the history.
@@ -97,17 +104,19 @@ class RunRecord:
             _write(self.probes_path, [report for report in history if report.step <= step])
             for report in gone:
                 self._put_aside(self.losses_path(report.step))
+                self._put_aside(self.controls_path(report.step))
         return len(gone)
 
     def _put_aside(self, path: Path) -> None:
-        folder = self.dirpath / "losses.superseded"
+        if not path.is_file():
+            return
+        folder = path.parent.with_name(f"{path.parent.name}.superseded")
         folder.mkdir(exist_ok=True)
         target, number = folder / path.name, 0
         while target.exists():
             number += 1
             target = folder / f"{path.stem}.{number}{path.suffix}"
-        if path.is_file():
-            path.replace(target)
+        path.replace(target)
 
 
 def find_record(path: Path) -> RunRecord:
@@ -138,7 +147,28 @@ def find_record(path: Path) -> RunRecord:
     return record
 
 
+def _write_losses(path: Path, tables: Tables) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, np.ndarray] = {}
+    for name, by_condition in tables.items():
+        for condition, table in by_condition.items():
+            arrays[f"{name}/items"] = np.array(table.item_ids)
+            arrays[f"{name}/groups"] = np.array(table.groups)
+            arrays[f"{name}/answers"] = table.answers
+            arrays[f"{name}/{condition}/nats"] = table.nats
+            arrays[f"{name}/{condition}/tokens"] = table.tokens
+    with _whole(path) as stream:
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+
+
 def _read_losses(path: Path) -> dict[str, dict[Condition, LossTable]]:
+    try:
+        return _unpack_losses(path)
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged, or not written by a probe: {error}") from error
+
+
+def _unpack_losses(path: Path) -> dict[str, dict[Condition, LossTable]]:
     tables: dict[str, dict[Condition, LossTable]] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in [key.removesuffix("/items") for key in arrays if key.endswith("/items")]:

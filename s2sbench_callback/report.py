@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from s2sbench_callback.controls import control_metrics
 from s2sbench_callback.decisions import Verdict
 from s2sbench_callback.items import Benchmark
 from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures, normalised_accuracies
@@ -112,6 +113,7 @@ def build_report(
     verdict: Verdict | None,
     run_metrics: Mapping[str, float],
     signature: Mapping[str, Any],
+    controls: Tables | None = None,
 ) -> ProbeReport:
     """Puts a probe's tables under the metric keys.
 
@@ -123,8 +125,11 @@ def build_report(
         verdict: What the stages say to the probe, where there are stages.
         run_metrics: Figures of the run itself (``seconds``, ``share_of_training``, ...), without prefix.
         signature: What produced the figures.
+        controls: Losses by control set and condition, where controls were asked.
     """
     by_set = {name: set_metrics(benchmarks[name], tables[name], reference.get(name)) for name in tables}
+    for name, figures in by_set.items():
+        figures.update(control_metrics(benchmarks[name], controls or {}))
     across: dict[str, list[Estimate]] = {}
     for figures in by_set.values():
         for key, figure in figures.items():
