@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 COMMANDS = {
     "score": "ask benchmarks of a model outside training",
+    "compare": "say whether the difference between two checkpoints, runs or sets of seeds is real",
     "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
     "stages": "print what the stages of a training config would train, and at which rates",
     "decide": "replay the decision on a stage over a recorded run, with other settings",
@@ -18,6 +19,7 @@ COMMANDS = {
 _EXAMPLES = """\
 examples:
   s2sbench score --config configs/table1/qwen2_5.yaml --system.init_args.folder=/models/Qwen2.5-7B
+  s2sbench compare 'runs/single_*' 'runs/two_*'
   s2sbench stages --config train.yaml
   s2sbench decide runs/mine/version_0/s2sbench --min_gain 0.02
 
