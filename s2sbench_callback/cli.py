@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 COMMANDS = {
-    "score": "ask benchmarks of a model outside training",
+    "score": "ask benchmarks of saved checkpoints, or of a published system, outside training",
     "compare": "say whether the difference between two checkpoints, runs or sets of seeds is real",
     "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
     "stages": "print what the stages of a training config would train, and at which rates",
@@ -18,6 +19,7 @@ COMMANDS = {
 
 _EXAMPLES = """\
 examples:
+  s2sbench score 'runs/mine/version_0/checkpoints/*.ckpt'
   s2sbench score --config configs/table1/qwen2_5.yaml --system.init_args.folder=/models/Qwen2.5-7B
   s2sbench compare 'runs/single_*' 'runs/two_*'
   s2sbench stages --config train.yaml
@@ -48,6 +50,11 @@ def main(arguments: list[str] | None = None) -> None:
     run = import_module(f"s2sbench_callback.commands.{chosen.command}").run
     try:
         status = run(rest)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has read enough. What is left in the buffer would be an error at the end of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
     except (ValueError, OSError, MisconfigurationException) as error:
         print(f"s2sbench {chosen.command}: {error}", file=sys.stderr)
         raise SystemExit(2) from error

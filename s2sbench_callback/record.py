@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -56,10 +56,20 @@ class RunRecord:
             tables: Its losses by set and condition.
             controls: Losses of its controls, where they were asked.
         """
-        _write_losses(self.losses_path(report.step), tables)
-        if controls:
-            _write_losses(self.controls_path(report.step), controls)
+        self._write_arrays(report.step, tables, controls)
         _write(self.probes_path, [*self.history(), report])
+
+    def put(self, report: ProbeReport, tables: Tables, controls: Tables | None = None) -> None:
+        """Writes a probe in the place of one of the same step, which moves out of the history; others stay, in the order of their steps.
+
+        Args:
+            report: The probe.
+            tables: Its losses by set and condition.
+            controls: Losses of its controls, where they were asked.
+        """
+        self._supersede([each for each in self.history() if each.step == report.step])
+        self._write_arrays(report.step, tables, controls)
+        _write(self.probes_path, sorted([*self.history(), report], key=lambda each: each.step))
 
     def write_panels(self, png: bytes) -> None:
         """Writes the pictures so far."""
@@ -97,15 +107,24 @@ class RunRecord:
         Returns:
             How many reports were moved.
         """
-        history = self.history()
-        gone = [report for report in history if report.step > step]
-        if gone:
-            _write(self.superseded_path, [*_read(self.superseded_path), *gone])
-            _write(self.probes_path, [report for report in history if report.step <= step])
-            for report in gone:
-                self._put_aside(self.losses_path(report.step))
-                self._put_aside(self.controls_path(report.step))
+        gone = [report for report in self.history() if report.step > step]
+        self._supersede(gone)
         return len(gone)
+
+    def _supersede(self, gone: Sequence[ProbeReport]) -> None:
+        if not gone:
+            return
+        steps = {report.step for report in gone}
+        _write(self.superseded_path, [*_read(self.superseded_path), *gone])
+        _write(self.probes_path, [report for report in self.history() if report.step not in steps])
+        for step in steps:
+            self._put_aside(self.losses_path(step))
+            self._put_aside(self.controls_path(step))
+
+    def _write_arrays(self, step: int, tables: Tables, controls: Tables | None) -> None:
+        _write_losses(self.losses_path(step), tables)
+        if controls:
+            _write_losses(self.controls_path(step), controls)
 
     def _put_aside(self, path: Path) -> None:
         if not path.is_file():

@@ -48,11 +48,13 @@ class System:
         model: The model.
         adapter: Its adapter.
         beside: Modules that are no part of the model and go where it goes: a speech tokenizer of its own.
+        root: The module around the model, which it is entered through; the model itself by default.
     """
 
     # No dataclass: of those jsonargparse takes fields alone, not the functions below.
-    def __init__(self, model: nn.Module, adapter: Adapter, beside: Sequence[nn.Module] = ()) -> None:
+    def __init__(self, model: nn.Module, adapter: Adapter, beside: Sequence[nn.Module] = (), root: nn.Module | None = None) -> None:
         self.model = model
+        self.root = model if root is None else root
         self.adapter = adapter
         self.beside = tuple(beside)
 
