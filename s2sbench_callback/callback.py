@@ -250,6 +250,7 @@ class S2SBenchCallback(pl.Callback):
             self._holds_average = ends_on_average(trainer, self)
             self._run_probe(trainer, pl_module)
         self._publisher.publish(trainer)
+        self._publisher.end(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Progress, never configuration."""

@@ -41,3 +41,22 @@ def _finding(control: Control, accuracy: Estimate) -> str | None:
     if control == "off_topic" and accuracy.low <= CHANCE:
         return f"{found} against candidates that are off topic, no better than chance: the model makes no use of the context"
     return None
+
+
+def damage_findings(report: ProbeReport | None) -> dict[str, str]:
+    """Sets whose T→T lies significantly below its reference, each with a sentence.
+
+    Args:
+        report: A probe, or ``None`` for the time before the first.
+    """
+    found = {}
+    for name in report.sets if report else ():
+        assert report is not None
+        if f"{PREFIX}/{name}/t2t_change" in report.metrics:
+            change = report.figure(name, None, "t2t_change")
+            if change.high < 0:
+                found[name] = (
+                    f"{name}: at step {report.step} T→T accuracy is {-change.value:.3f} [{-change.high:.3f}, {-change.low:.3f}] below its reference: "
+                    "the language model is being damaged, and degradation alone does not show it"
+                )
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +10,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from s2sbench_callback.dashboards import Dashboards, attempt
 from s2sbench_callback.findings import control_findings
 from s2sbench_callback.items import Benchmark
-from s2sbench_callback.loggers import Showing, changed_sides, send, send_skipped, send_words
+from s2sbench_callback.loggers import send_skipped, send_words
 from s2sbench_callback.metrics import invalid_items
-from s2sbench_callback.plots import panels, pixels, png
-from s2sbench_callback.prompts import CONDITION_NAMES, CONDITIONS
+from s2sbench_callback.prompts import CONDITION_NAMES
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import PREFIX, ProbeReport, Tables
 
@@ -34,11 +34,8 @@ class Publisher:
 
     def __init__(self, benchmarks: Mapping[str, Benchmark]) -> None:
         self.record: RunRecord | None = None
-        self._benchmarks = benchmarks
-        self._history: list[ProbeReport] = []
-        self._previous: Tables | None = None
+        self._dashboards = Dashboards(benchmarks)
         self._published: dict[str, float] = {}
-        self._is_first = True
 
     def open(self, dirpath: Path, from_step: int, trainer: pl.Trainer) -> None:
         """Opens the record, and puts aside what an earlier run wrote there beyond the step that this one starts from.
@@ -53,9 +50,7 @@ class Publisher:
             return
         try:
             moved = self.record.supersede_after(from_step)
-            self._history = self.record.history()
-            if self._history and self.record.losses_path(self._history[-1].step).is_file():
-                self._previous = self.record.losses(self._history[-1].step)
+            self._dashboards.go_on(self.record)
         except OSError as error:
             rank_zero_warn(f"The S2SBench record in {dirpath} cannot be gone on with: {error}. Training goes on.")
             return
@@ -72,17 +67,19 @@ class Publisher:
         for finding in control_findings(report):
             rank_zero_warn(finding)
         if trainer.is_global_zero:
-            self._history.append(report)
             if self.record:
-                _try("write the record", partial(self.record.append, report, tables, controls))
-            _try("show the figures", partial(self._show_in_pictures, trainer, report, tables))
-        self._previous = tables
-        self._is_first = False
+                attempt("write the record", partial(self.record.append, report, tables, controls))
+            self._dashboards.show(trainer.loggers, report, tables, self.record)
 
     def publish(self, trainer: pl.Trainer) -> None:
         """Puts the newest figures where ``ModelCheckpoint`` and ``EarlyStopping`` look; Lightning clears that place now and then."""
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({key: torch.tensor(value, device=device) for key, value in self._published.items()})
+
+    def end(self, trainer: pl.Trainer) -> None:
+        """Tells the loggers where the run has ended, from rank 0."""
+        if trainer.is_global_zero:
+            self._dashboards.end(trainer.loggers)
 
     def show_skipped(self, trainer: pl.Trainer, skipped: int, error: Exception) -> None:
         """Says that a probe failed; the figures of the one before stay where they are, with their own ``step``."""
@@ -90,21 +87,7 @@ class Publisher:
         self._published |= {f"{PREFIX}/skipped": float(skipped)}
         self.publish(trainer)
         for logger in trainer.loggers if trainer.is_global_zero else []:
-            _try(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, skipped, trainer.global_step))
-
-    def _show_in_pictures(self, trainer: pl.Trainer, report: ProbeReport, tables: Tables) -> None:
-        figure = panels(self._history)
-        if self.record:
-            _try("write the panels", partial(self.record.write_panels, png(figure)))
-        changed = [
-            row
-            for benchmark in self._benchmarks.values()
-            for condition in CONDITIONS
-            for row in changed_sides(benchmark, condition, self._previous, tables, report.step)
-        ]
-        showing = Showing(report, pixels(figure), changed, first=self._is_first)
-        for logger in trainer.loggers:
-            _try(f"send the figures to {type(logger).__name__}", partial(send, logger, showing))
+            attempt(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, skipped, trainer.global_step))
 
 
 def tell_loggers(trainer: pl.Trainer, title: str, words: str) -> None:
@@ -116,14 +99,7 @@ def tell_loggers(trainer: pl.Trainer, title: str, words: str) -> None:
         words: What there is to say.
     """
     for logger in trainer.loggers if trainer.is_global_zero else []:
-        _try(f"tell {type(logger).__name__} of it", partial(send_words, logger, title, words, trainer.global_step))
-
-
-def _try(what: str, action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception as error:
-        rank_zero_warn(f"S2SBench could not {what}: {type(error).__name__}: {error}. Training goes on.")
+        attempt(f"tell {type(logger).__name__} of it", partial(send_words, logger, title, words, trainer.global_step))
 
 
 def _name_the_invalid(tables: Tables) -> None:

@@ -16,7 +16,7 @@ import torch
 import wandb
 from conftest import TINY
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from s2sbench_callback import S2SBenchCallback, mini
 from s2sbench_callback.mini_world.data import MiniData
@@ -75,12 +75,15 @@ def main() -> None:
         default_root_dir=folder,
         accelerator="cpu",
         max_steps=6,
-        logger=WandbLogger(save_dir=folder, offline=True, project="p", version=name),
+        logger=[
+            WandbLogger(save_dir=folder / mode, offline=True, project="p", version=name),
+            TensorBoardLogger(folder, name="tb", version="one"),
+        ],
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
         callbacks=[
-            S2SBenchCallback([mini(questions=12)], every_n_train_steps=1),
+            S2SBenchCallback([mini(questions=12)], every_n_train_steps=1, dirpath=folder / "record"),
             ModelCheckpoint(folder / "checkpoints", filename="{step}", every_n_train_steps=2, save_top_k=-1),
         ],
     )

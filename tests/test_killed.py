@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wandb_offline
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from s2sbench_callback import Benchmark
 from s2sbench_callback.mini_world.model import MiniSpeechLM
+from s2sbench_callback.plots import panels
 from s2sbench_callback.record import RunRecord
 
 pytestmark = pytest.mark.slow
@@ -51,3 +54,14 @@ def test_a_run_killed_in_a_probe_goes_on_without_torn_files_or_repeated_steps(
     # No step of W&B's own is named, so it can refuse none; Lightning's step goes on from the checkpoint's.
     assert {wandb_step for _, wandb_step in told} == {"None"}
     assert [int(step) for step, _ in told[-4:]] == [3, 4, 5, 6]
+
+    # What the loggers were told after the resume: each step once, and charts over the whole history, without what was done twice.
+    events = sorted((tmp_path / "tb" / "one").glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
+    after = EventAccumulator(str(events[-1])).Reload().Scalars("s2sbench/mini/s2t/accuracy")
+    assert [event.step for event in after] == [3, 4, 5, 6]
+    assert [event.value for event in after] == pytest.approx([report.metrics["s2sbench/mini/s2t/accuracy"] for report in history[3:]])
+    logged = [row for row in wandb_offline.history(tmp_path / "resume") if "s2sbench/step" in row]
+    assert [row["s2sbench/step"] for row in logged] == [3, 4, 5, 6]
+    chart = wandb_offline.table(tmp_path / "resume", logged[-1]["Custom Chart Tables/s2sbench/charts/mini/accuracy_table"])
+    assert [row[0] for row in chart["data"]] == [*range(7), *range(7)]
+    assert panels(history).axes[0].lines[0].get_xdata().tolist() == list(range(7))

@@ -11,11 +11,15 @@ import pytest
 from test_record import BENCHMARK, probe
 
 from s2sbench_callback.decisions import Decision, Verdict
-from s2sbench_callback.loggers import Showing, changed_sides, send, send_words, tensorboard_layout
+from s2sbench_callback.findings import damage_findings
+from s2sbench_callback.flips import flips
+from s2sbench_callback.loggers import send, send_words
 from s2sbench_callback.outcome import outcome
 from s2sbench_callback.plots import panels, pixels, png
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import ProbeReport
+from s2sbench_callback.showing import Showing
+from s2sbench_callback.tensorboard_dashboard import tensorboard_layout
 
 
 def test_panels_show_each_curve_of_each_set() -> None:
@@ -56,12 +60,27 @@ def test_the_lowest_panel_shows_what_was_decided_from() -> None:
 
 def test_questions_that_changed_sides() -> None:
     before, now = probe(0, "rwwr")[1], probe(100, "wrwr")[1]
-    rows = changed_sides(BENCHMARK, "s2t", before, now, 100)
-    assert [(row[3], row[4]) for row in rows] == [("q0", "wrong"), ("q1", "right")]
-    assert rows[0][:3] == (100, "mine", "S→T")
-    assert rows[0][5:] == (1.0, 0.5, "c", "a", "b")
-    assert changed_sides(BENCHMARK, "s2t", None, now, 100) == []
-    assert changed_sides(BENCHMARK, "t2t", before, now, 100) == []
+    rows = flips(BENCHMARK, "s2t", before, now)
+    assert [(flip.item, flip.is_right) for flip in rows] == [("q0", False), ("q1", True)]
+    # Two tokens of 2 and 1 nats against 1 and 2 before: the margin of half a nat per token has turned round.
+    assert (rows[0].answer_loss, rows[0].best_other_loss, rows[0].margin_change) == (1.0, 0.5, -1.0)
+    assert (rows[0].set, rows[0].condition, rows[0].context, rows[0].answer, rows[0].others) == ("mine", "s2t", "c", "a", ("b",))
+    assert flips(BENCHMARK, "s2t", None, now) == []
+    assert flips(BENCHMARK, "t2t", before, now) == []
+
+
+def test_the_greatest_changes_come_first() -> None:
+    before, now = probe(0, "rrrr")[1], probe(100, "wwww")[1]
+    now["mine"]["s2t"].nats[2] = [9.0, 1.0]
+    assert [flip.item for flip in flips(BENCHMARK, "s2t", before, now)] == ["q2", "q0", "q1", "q3"]
+
+
+def test_a_fall_of_t2t_is_an_alarm_when_it_is_sure() -> None:
+    fallen = replace(probe(100)[0], metrics={f"s2sbench/mine/t2t_change{end}": value for end, value in (("", -0.2), ("_low", -0.3), ("_high", -0.1))})
+    assert "mine: at step 100 T→T accuracy is 0.200 [0.100, 0.300] below its reference" in damage_findings(fallen)["mine"]
+    unsure = replace(fallen, metrics={**fallen.metrics, "s2sbench/mine/t2t_change_high": 0.01})
+    assert damage_findings(unsure) == {}
+    assert damage_findings(None) == {}
 
 
 def test_the_layout_overlays_conditions_and_losses() -> None:
@@ -86,7 +105,7 @@ def test_loggers_that_take_images_get_the_picture() -> None:
             self.calls.append(("save", None))
 
     logger, report = Recording(), probe(7)[0]
-    send(logger, Showing(report, np.zeros((2, 2, 3), np.uint8), [], first=True))
+    send(logger, Showing([report], np.zeros((2, 2, 3), np.uint8), [], [], first=True), {})
     assert logger.calls == [("metrics", (dict(report.metrics), 7)), ("image", ("s2sbench/panels", 1, 7)), ("save", None)]
 
 
@@ -101,6 +120,20 @@ def test_the_outcome_names_beginning_switch_and_end(tmp_path: Path) -> None:
     accuracy = next(line for line in lines if line.startswith("S→T accuracy"))
     assert [float(part) for part in accuracy.split() if part.startswith(("0.", "1.")) and "," not in part] == [0.25, 0.5, 1.0]
     assert any("tensorboard --logdir logs" in line for line in lines)
+
+
+def test_mlflow_gets_names_that_it_takes() -> None:
+    class MLFlowLogger:
+        names: tuple[str, ...] = ()
+
+        def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+            self.names = tuple(metrics)
+
+        def save(self) -> None: ...
+
+    logger, report = MLFlowLogger(), replace(probe(7)[0], metrics={"s2sbench/mine@ann+x/s2t/accuracy": 1.0})
+    send(logger, Showing([report], np.zeros((2, 2, 3), np.uint8), [], [], first=True), {})
+    assert logger.names == ("s2sbench/mine_ann_x/s2t/accuracy",)
 
 
 def test_words_go_where_a_person_looks() -> None:

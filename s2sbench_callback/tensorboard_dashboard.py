@@ -1,0 +1,90 @@
+"""A probe in TensorBoard: overlaid charts, pictures, words, audio, and the end of the run among the hyperparameters."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import soundfile
+
+from s2sbench_callback.prompts import CONDITION_NAMES
+from s2sbench_callback.report import PREFIX, ProbeReport
+from s2sbench_callback.showing import Showing
+
+_CLIPS = 2
+
+
+def show_in_tensorboard(logger: Any, showing: Showing) -> None:
+    """Sends what is no scalar.
+
+    Args:
+        logger: A ``TensorBoardLogger`` of either namespace of Lightning.
+        showing: What to send.
+    """
+    writer, report = logger.experiment, showing.report
+    if showing.first:
+        writer.add_custom_scalars(tensorboard_layout(report))
+    writer.add_image(f"{PREFIX}/panels", showing.picture, report.step, dataformats="HWC")
+    verdict = report.verdict
+    if verdict and verdict.decision:
+        writer.add_text(f"{PREFIX}/decision", verdict.decision.reason, report.step)
+    for flips in showing.flips:
+        for number, flip in enumerate([flip for flip in flips if flip.audio][:_CLIPS], start=1):
+            assert flip.audio is not None
+            tag = f"{PREFIX}/changed_sides/{flip.set}/{flip.condition}/{number}"
+            samples, rate = soundfile.read(flip.audio.path, dtype="float32", always_2d=True)
+            writer.add_audio(tag, samples.mean(axis=1)[None], report.step, rate)
+            now = "right" if flip.is_right else "wrong"
+            words = (
+                f"**{flip.item} is {now} now** ({flip.margin_change:+.3f} nats per token): {flip.context} → {flip.answer} ({' | '.join(flip.others)})"
+            )
+            writer.add_text(tag, words, report.step)
+    # Lightning's save() writes no events.
+    writer.flush()
+
+
+def tensorboard_layout(report: ProbeReport) -> dict[str, dict[str, list[Any]]]:
+    """Custom scalars: S→T over T→T, positive over negative loss, and each accuracy with its interval."""
+    charts: dict[str, list[Any]] = {}
+    for name, conditions in report.sets.items():
+        place = f"{PREFIX}/{re.escape(name)}"
+        charts[f"{name}: accuracy, S→T and T→T"] = ["Multiline", [f"^{place}/{c}/accuracy$" for c in conditions]]
+        for c in conditions:
+            losses = [f"^{place}/{c}/{figure}$" for figure in ("positive_loss", "negative_loss")]
+            charts[f"{name}: positive and negative loss, {CONDITION_NAMES[c]}"] = ["Multiline", losses]
+        charts[f"{name}: positive minus negative"] = ["Multiline", [f"^{place}/{c}/positive_minus_negative$" for c in conditions]]
+        for c in conditions:
+            key = f"{PREFIX}/{name}/{c}/accuracy"
+            charts[f"{name}: accuracy with interval, {CONDITION_NAMES[c]}"] = ["Margin", [key, f"{key}_low", f"{key}_high"]]
+    if report.verdict and report.verdict.decision:
+        key = f"{PREFIX}/decision/gain"
+        charts["improvement per 1,000 steps, with the interval it is decided from"] = ["Margin", [key, f"{key}_low", f"{key}_high"]]
+    return {"S2SBench": charts}
+
+
+def end_in_tensorboard(logger: Any, report: ProbeReport) -> None:
+    """Puts the last probe among the hyperparameters, in a run of its own below the training's: what its module saves of its own stays as it is.
+
+    Args:
+        logger: A ``TensorBoardLogger`` of either namespace of Lightning.
+        report: The last probe.
+    """
+    figures = {
+        f"final/{key.removeprefix(f'{PREFIX}/')}": value
+        for key, value in report.metrics.items()
+        if math.isfinite(value) and not key.endswith(("_low", "_high"))
+    }
+    logger.experiment.add_hparams(_flat(report.signature), figures, run_name=f"{PREFIX}_final", global_step=report.step)
+
+
+def _flat(content: Mapping[str, Any], beginning: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names, as text where they are neither text nor numbers."""
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{beginning}{name}.")
+        else:
+            flat[f"{beginning}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
