@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 COMMANDS = {
     "score": "ask benchmarks of saved checkpoints, or of a published system, outside training",
     "watch": "score the checkpoints of a running job as they appear, into its own dashboards",
+    "report": "make one page about one or several recorded runs",
     "compare": "say whether the difference between two checkpoints, runs or sets of seeds is real",
     "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
     "stages": "print what the stages of a training config would train, and at which rates",
@@ -23,6 +24,7 @@ examples:
   s2sbench score 'runs/mine/version_0/checkpoints/*.ckpt'
   s2sbench score --config configs/table1/qwen2_5.yaml --system.init_args.folder=/models/Qwen2.5-7B
   s2sbench watch runs/mine/version_0 --idle_minutes 120
+  s2sbench report runs/mine/version_0
   s2sbench compare 'runs/single_*' 'runs/two_*'
   s2sbench stages --config train.yaml
   s2sbench decide runs/mine/version_0/s2sbench --min_gain 0.02

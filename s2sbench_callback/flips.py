@@ -6,24 +6,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from s2sbench_callback.items import Audio, Benchmark
+from s2sbench_callback.items import Audio, Benchmark, TieRule
 from s2sbench_callback.metrics import compare
 from s2sbench_callback.prompts import Condition
 from s2sbench_callback.report import Tables
+from s2sbench_callback.scoring import LossTable
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A question that was right before and is wrong now, or the other way round.
+
+    Attributes:
+        index: Its place in the table.
+        is_right: Whether it is right now.
+        answer_loss: Loss of the answer, nats per token.
+        best_other_loss: Lowest loss of the others.
+        margin_change: How much better the answer stands against the best other than before.
+    """
+
+    index: int
+    is_right: bool
+    answer_loss: float
+    best_other_loss: float
+    margin_change: float
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A question that was right at the probe before and is wrong now, or the other way round.
+    """A question that changed sides since the probe before, with what it says.
 
     Attributes:
         set: The set.
         condition: The condition.
         item: Name of the question.
-        is_right: Whether it is right now.
-        answer_loss: Loss of the answer, nats per token.
-        best_other_loss: Lowest loss of the others.
-        margin_change: How much better the answer stands against the best other than before.
+        changed: How it stands.
         context: Its text.
         answer: The right candidate.
         others: The other candidates.
@@ -33,10 +50,7 @@ class Flip:
     set: str
     condition: Condition
     item: str
-    is_right: bool
-    answer_loss: float
-    best_other_loss: float
-    margin_change: float
+    changed: Changed
     context: str
     answer: str
     others: tuple[str, ...]
@@ -56,26 +70,29 @@ def flips(benchmark: Benchmark, condition: Condition, before: Tables | None, now
     earlier = before.get(benchmark.name, {}).get(condition) if before else None
     if table is None or earlier is None or table.item_ids != earlier.item_ids:
         return []
-    right, was_right = (found.wins == found.count for found in (compare(each, benchmark.tie_rule) for each in (table, earlier)))
     found = []
-    for question in np.flatnonzero(right != was_right):
-        item = benchmark.items[question]
-        others = [index for index in range(len(item.candidates)) if index != item.answer]
-        margins = [float(np.min(each.losses[question, others]) - each.losses[question, item.answer]) for each in (table, earlier)]
+    for changed in changed_questions(earlier, table, benchmark.tie_rule):
+        item = benchmark.items[changed.index]
         context = item.contexts[item.answer]
-        found.append(
-            Flip(
-                benchmark.name,
-                condition,
-                item.id,
-                bool(right[question]),
-                float(table.losses[question, item.answer]),
-                float(np.min(table.losses[question, others])),
-                margins[0] - margins[1],
-                context.text,
-                item.candidates[item.answer],
-                tuple(item.candidates[index] for index in others),
-                context.audio if condition in ("s2t", "s2s") else None,
-            )
-        )
-    return sorted(found, key=lambda flip: (-abs(flip.margin_change), flip.item))
+        others = tuple(candidate for index, candidate in enumerate(item.candidates) if index != item.answer)
+        audio = context.audio if condition in ("s2t", "s2s") else None
+        found.append(Flip(benchmark.name, condition, item.id, changed, context.text, item.candidates[item.answer], others, audio))
+    return found
+
+
+def changed_questions(before: LossTable, now: LossTable, tie_rule: TieRule) -> list[Changed]:
+    """Questions that changed sides between two tables of the same questions, the greatest change first."""
+    right, was_right = (found.wins == found.count for found in (compare(each, tie_rule) for each in (now, before)))
+    changed = []
+    for question in map(int, np.flatnonzero(right != was_right)):
+        answer, best_other = _answer_and_best_other(now, question)
+        answer_before, best_other_before = _answer_and_best_other(before, question)
+        change = (best_other - answer) - (best_other_before - answer_before)
+        changed.append(Changed(question, bool(right[question]), answer, best_other, change))
+    return sorted(changed, key=lambda each: (-abs(each.margin_change), each.index))
+
+
+def _answer_and_best_other(table: LossTable, question: int) -> tuple[float, float]:
+    losses, answer = table.losses[question], table.answers[question]
+    others = [index for index in np.flatnonzero(table.tokens[question]) if index != answer]
+    return float(losses[answer]), float(np.min(losses[others]))

@@ -36,10 +36,8 @@ def show_in_tensorboard(logger: Any, showing: Showing) -> None:
             tag = f"{PREFIX}/changed_sides/{flip.set}/{flip.condition}/{number}"
             samples, rate = soundfile.read(flip.audio.path, dtype="float32", always_2d=True)
             writer.add_audio(tag, samples.mean(axis=1)[None], report.step, rate)
-            now = "right" if flip.is_right else "wrong"
-            words = (
-                f"**{flip.item} is {now} now** ({flip.margin_change:+.3f} nats per token): {flip.context} → {flip.answer} ({' | '.join(flip.others)})"
-            )
+            now, others = "right" if flip.changed.is_right else "wrong", " | ".join(flip.others)
+            words = f"**{flip.item} is {now} now** ({flip.changed.margin_change:+.3f} nats per token): {flip.context} → {flip.answer} ({others})"
             writer.add_text(tag, words, report.step)
     # Lightning's save() writes no events.
     writer.flush()

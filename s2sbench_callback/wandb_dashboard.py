@@ -104,6 +104,6 @@ def _flipped_rows(showing: Showing) -> Iterator[list[Any]]:
 
 
 def _words(flip: Flip) -> tuple[Any, ...]:
-    now = "right" if flip.is_right else "wrong"
-    losses = (flip.answer_loss, flip.best_other_loss, flip.margin_change)
+    now = "right" if flip.changed.is_right else "wrong"
+    losses = (flip.changed.answer_loss, flip.changed.best_other_loss, flip.changed.margin_change)
     return (flip.set, CONDITION_NAMES[flip.condition], flip.item, now, *losses, flip.context, flip.answer, " | ".join(flip.others))

@@ -61,9 +61,9 @@ def test_the_lowest_panel_shows_what_was_decided_from() -> None:
 def test_questions_that_changed_sides() -> None:
     before, now = probe(0, "rwwr")[1], probe(100, "wrwr")[1]
     rows = flips(BENCHMARK, "s2t", before, now)
-    assert [(flip.item, flip.is_right) for flip in rows] == [("q0", False), ("q1", True)]
+    assert [(flip.item, flip.changed.is_right) for flip in rows] == [("q0", False), ("q1", True)]
     # Two tokens of 2 and 1 nats against 1 and 2 before: the margin of half a nat per token has turned round.
-    assert (rows[0].answer_loss, rows[0].best_other_loss, rows[0].margin_change) == (1.0, 0.5, -1.0)
+    assert (rows[0].changed.answer_loss, rows[0].changed.best_other_loss, rows[0].changed.margin_change) == (1.0, 0.5, -1.0)
     assert (rows[0].set, rows[0].condition, rows[0].context, rows[0].answer, rows[0].others) == ("mine", "s2t", "c", "a", ("b",))
     assert flips(BENCHMARK, "s2t", None, now) == []
     assert flips(BENCHMARK, "t2t", before, now) == []
