@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from s2sbench_callback.bootstrap import ability_lost
 from s2sbench_callback.items import Benchmark, TieRule
 from s2sbench_callback.prompts import Modality
 from s2sbench_callback.scoring import LossTable
@@ -134,29 +133,10 @@ def accuracy_difference(first: LossTable, second: LossTable, tie_rule: TieRule) 
     Raises:
         ValueError: If the two tables hold different questions.
     """
-    one, other, groups = _paired(first, second, tie_rule)
-    return paired_difference(one.share, other.share, one.count.astype(np.float64), groups)
-
-
-def share_of_ability_lost(written: LossTable, spoken: LossTable, tie_rule: TieRule) -> Estimate:
-    """``(T→T - S→T) / (T→T - 0.5)``, paired by question; NaN where T→T cannot be told from chance.
-
-    Args:
-        written: Losses in T→T.
-        spoken: Losses of the same questions in S→T.
-        tie_rule: Whether equal losses count as lost or won.
-
-    Raises:
-        ValueError: If the two tables hold different questions.
-    """
-    one, other, groups = _paired(written, spoken, tie_rule)
-    return ability_lost(one.share, other.share, one.count.astype(np.float64), groups)
-
-
-def _paired(first: LossTable, second: LossTable, tie_rule: TieRule) -> tuple[Comparisons, Comparisons, tuple[str, ...]]:
     if first.item_ids != second.item_ids:
         raise ValueError("two loss tables can only be paired over the same questions in the same order")
-    return compare(first, tie_rule), compare(second, tie_rule), first.groups
+    one, other = compare(first, tie_rule), compare(second, tie_rule)
+    return paired_difference(one.share, other.share, one.count.astype(np.float64), first.groups)
 
 
 def invalid_items(table: LossTable) -> list[str]:
