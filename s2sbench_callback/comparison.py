@@ -8,14 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from s2sbench_callback.bootstrap import DRAWS, SEED, estimate
+from s2sbench_callback.bootstrap import DRAWS, SEED, estimate, sums_by_group
 from s2sbench_callback.measures import DIRECTIONS, Measure, between_conditions, between_sides
 from s2sbench_callback.paired_tests import FLIPS, holm, mcnemar, sign_flip
 from s2sbench_callback.power import LEVEL, detectable, questions_needed
 from s2sbench_callback.seeds import Spread, spread
-from s2sbench_callback.sides import Probed
+from s2sbench_callback.sides import RecordedProbe
 from s2sbench_callback.significance import Estimate
 
 MCNEMAR = "McNemar, exact"
@@ -118,7 +116,7 @@ class Comparison:
 
 
 def compare(
-    first: Sequence[Probed], second: Sequence[Probed] | None = None, sought: float | None = None, draws: int = DRAWS, seed: int = SEED
+    first: Sequence[RecordedProbe], second: Sequence[RecordedProbe] | None = None, sought: float | None = None, draws: int = DRAWS, seed: int = SEED
 ) -> Comparison:
     """Holds the second side against the first, or other conditions against T→T where there is one side.
 
@@ -216,7 +214,7 @@ def _judge(measure: Measure, found: Spread, draws: int, seed: int) -> tuple[Esti
     difference = estimate(measure.statistic, measure.columns, measure.groups, measure.padding, draws, seed)
     if measure.is_yes_or_no:
         return difference, mcnemar(measure.first[0], measure.second[0]), MCNEMAR
-    sums = np.bincount(np.unique(measure.groups, return_inverse=True)[1], weights=measure.differences * measure.weights)
+    sums = sums_by_group({"difference": measure.differences * measure.weights}, measure.groups)[:, 0]
     return difference, sign_flip(sums, FLIPS, seed), SIGN_FLIPS
 
 
@@ -228,7 +226,7 @@ def _verdict(direction: int, difference: float, p: float) -> str:
     return "better" if direction * difference > 0 else "worse"
 
 
-def _sets(probes: Sequence[Probed]) -> tuple[list[str], list[str]]:
+def _sets(probes: Sequence[RecordedProbe]) -> tuple[list[str], list[str]]:
     """Sets that all probes have, all with the same questions, and a word on those that they do not."""
     names = list(dict.fromkeys(name for probe in probes for name in probe.tables))
     common = [name for name in names if all(name in probe.tables for probe in probes)]
@@ -247,11 +245,11 @@ def _sets(probes: Sequence[Probed]) -> tuple[list[str], list[str]]:
     ]
 
 
-def _ids(probe: Probed, name: str) -> tuple[str, ...]:
+def _ids(probe: RecordedProbe, name: str) -> tuple[str, ...]:
     return next(iter(probe.tables[name].values())).item_ids
 
 
-def _signature_warnings(probes: Sequence[Probed]) -> Iterator[str]:
+def _signature_warnings(probes: Sequence[RecordedProbe]) -> Iterator[str]:
     for key in _CHANGES_FIGURES:
         values: dict[str, str] = {}
         for probe in probes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 from s2sbench_callback.comparison import MCNEMAR, SIGN_FLIPS, STUDENT, Comparison, Row
 from s2sbench_callback.paired_tests import FLIPS
 from s2sbench_callback.prompts import CONDITION_NAMES
 
-_NAMES: dict[str | None, str] = {None: "", **CONDITION_NAMES}
+_NAMES = {str(condition): name for condition, name in CONDITION_NAMES.items()}
 
 
 def text(comparison: Comparison) -> str:
@@ -21,7 +22,8 @@ def text(comparison: Comparison) -> str:
         "  ".join(cell.ljust(w) if column in (0, 6) else cell.rjust(w) for column, (cell, w) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
-    return "\n".join([*_sides(comparison), "", *(line.rstrip() for line in lines), "", *_notes(comparison)])
+    notes = (textwrap.fill(note, 120, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False) for note in _notes(comparison))
+    return "\n".join([*_sides(comparison), "", *(line.rstrip() for line in lines), "", *notes])
 
 
 def markdown(comparison: Comparison) -> str:
@@ -47,7 +49,7 @@ def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _cells(row: Row, comparison: Comparison, several: bool) -> list[str]:
-    name = " ".join(part for part in (row.set if several else "", _NAMES[row.condition], row.figure.replace("_", " ")) if part)
+    name = " ".join(part for part in (row.set if several else "", _NAMES.get(row.condition or ""), row.figure.replace("_", " ")) if part)
     cells = [
         name,
         f"{row.first:.3f}",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from s2sbench_callback.bootstrap import Columns, Statistic
 from s2sbench_callback.metrics import CHANCE, IMAGINED, Comparisons, compare, share_lost
 from s2sbench_callback.prompts import CANDIDATES, CONDITION_NAMES, CONDITIONS, Condition
-from s2sbench_callback.sides import Probed
+from s2sbench_callback.sides import RecordedProbe
 from s2sbench_callback.significance import proportion
 
 Array = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ class Measure:
         return self.figure in ACCURACIES and whole and len(set(self.groups)) == len(self.groups)
 
 
-def between_sides(name: str, first: Sequence[Probed], second: Sequence[Probed]) -> Iterator[Measure | str]:
+def between_sides(name: str, first: Sequence[RecordedProbe], second: Sequence[RecordedProbe]) -> Iterator[Measure | str]:
     """Every figure of one set that both sides have; a sentence in place of one that cannot be compared.
 
     Args:
@@ -95,7 +95,7 @@ def between_sides(name: str, first: Sequence[Probed], second: Sequence[Probed]) 
     groups = first[0].tables[name][asked[0]].groups if asked else ()
     for condition, (of_first, of_second) in compared.items():
         for figure in _figures(of_first[0], LOSSES):
-            yield linear(name, condition, figure, of_first, of_second, groups)
+            yield _mean_figure(name, condition, figure, of_first, of_second, groups)
     if "s2t" in compared and "t2t" in compared:
         pairs = [list(zip(compared["t2t"][side], compared["s2t"][side], strict=True)) for side in (0, 1)]
         yield _degradation(name, pairs, groups)
@@ -107,7 +107,7 @@ def between_sides(name: str, first: Sequence[Probed], second: Sequence[Probed]) 
             yield _ability_lost(name, pairs, groups)
 
 
-def between_conditions(name: str, side: Sequence[Probed]) -> Iterator[Measure | str]:
+def between_conditions(name: str, side: Sequence[RecordedProbe]) -> Iterator[Measure | str]:
     """Every figure of one set in the other conditions (second) against T→T (first); losses only where the candidates are written in both.
 
     Args:
@@ -126,10 +126,10 @@ def between_conditions(name: str, side: Sequence[Probed]) -> Iterator[Measure | 
         if CANDIDATES[condition] != "text":
             yield f"{name}: losses of {CONDITION_NAMES[condition]} are per audio token, and not held against those of T→T"
         for figure in _figures(written[0], LOSSES if CANDIDATES[condition] == "text" else ()):
-            yield linear(name, condition, figure, written, spoken, groups, is_same=True)
+            yield _mean_figure(name, condition, figure, written, spoken, groups, is_same=True)
 
 
-def linear(
+def _mean_figure(
     name: str,
     condition: Condition | None,
     figure: str,
@@ -138,17 +138,7 @@ def linear(
     groups: tuple[str, ...],
     is_same: bool = False,
 ) -> Measure:
-    """A figure that is a weighted mean over questions.
-
-    Args:
-        name: The set.
-        condition: The condition.
-        figure: Which.
-        first: What each training of the first side said.
-        second: What each of the second said.
-        groups: ``[Q]`` cluster of each question.
-        is_same: Whether both sides are the same trainings.
-    """
+    """A figure that each training of either side has by question."""
     values = [np.stack([_by_question(compared, figure) for compared in side]) for side in (first, second)]
     finite = np.isfinite(values[0]).all(0) & np.isfinite(values[1]).all(0)
     weights = np.where(finite, 1.0 if figure == "question_accuracy" else first[0].count, 0.0)
@@ -166,31 +156,33 @@ def _linear(
     weights: Array,
     groups: tuple[str, ...],
     imagined: Array,
-    same: bool,
+    is_same: bool,
 ) -> Measure:
+    """A figure that is a weighted mean over questions, of those that have a weight."""
     counted = weights > 0
     first, second, weights = first[:, counted], second[:, counted], weights[counted]
     groups = tuple(group for group, keep in zip(groups, counted, strict=True) if keep)
     columns = {"difference": weights * (second.mean(0) - first.mean(0)), "weight": weights}
-    typical = float(weights.sum()) / max(1, np.count_nonzero(weights))
+    typical = float(weights.sum()) / max(1, len(weights))
     padding = {"difference": typical * imagined, "weight": np.full(len(imagined), typical)} if len(imagined) else None
 
     def statistic(sums: Columns) -> Array:
         with np.errstate(invalid="ignore"):
             return np.asarray(sums["difference"] / sums["weight"])
 
-    return Measure(name, condition, figure, first, second, weights, groups, imagined, same, columns, statistic, padding)
+    return Measure(name, condition, figure, first, second, weights, groups, imagined, is_same, columns, statistic, padding)
 
 
 def _degradation(name: str, pairs: Sequence[Sequence[tuple[Comparisons, Comparisons]]], groups: tuple[str, ...]) -> Measure:
     first, second = (np.stack([t2t.share - s2t.share for t2t, s2t in side]) for side in pairs)
-    return _linear(name, None, "degradation", first, second, pairs[0][0][0].count.astype(np.float64), groups, _IMAGINED_DIFFERENCES, same=False)
+    return _linear(name, None, "degradation", first, second, pairs[0][0][0].count.astype(np.float64), groups, _IMAGINED_DIFFERENCES, is_same=False)
 
 
 def _ability_lost(name: str, pairs: Sequence[Sequence[tuple[Comparisons, Comparisons]]], groups: tuple[str, ...]) -> Measure:
     """The share lost, linearised by question for what needs a mean; its bootstrap is that of the share itself."""
     weights = pairs[0][0][0].count.astype(np.float64)
-    sides, above = [], []
+    sides: list[Array] = []
+    above: list[float] = []
     for side in pairs:
         rows = []
         for t2t, s2t in side:
@@ -225,7 +217,7 @@ def _ability_lost(name: str, pairs: Sequence[Sequence[tuple[Comparisons, Compari
     )
 
 
-def _compared(probe: Probed, name: str, condition: Condition) -> Comparisons:
+def _compared(probe: RecordedProbe, name: str, condition: Condition) -> Comparisons:
     return compare(probe.tables[name][condition], probe.tie_rules[name])
 
 
@@ -235,7 +227,7 @@ def _figures(compared: Comparisons, losses: Sequence[str]) -> list[str]:
 
 
 def _by_question(compared: Comparisons, figure: str) -> Array:
-    values = {
+    values: dict[str, Array] = {
         "accuracy": compared.share,
         "question_accuracy": (compared.wins == compared.count).astype(np.float64),
         "positive_loss": compared.positive,

@@ -16,7 +16,7 @@ from s2sbench_callback.scoring import LossTable
 
 
 @dataclass(frozen=True)
-class Probed:
+class RecordedProbe:
     """One probe of one run.
 
     Attributes:
@@ -41,7 +41,7 @@ class Probed:
         return f"{self.name}@{self.step}"
 
 
-def read_side(words: str) -> tuple[Probed, ...]:
+def read_side(words: str) -> tuple[RecordedProbe, ...]:
     """The probes that a side names.
 
     Args:
@@ -61,7 +61,7 @@ def read_side(words: str) -> tuple[Probed, ...]:
     return tuple(probes)
 
 
-def read_probe(record: RunRecord, step: int | None = None) -> Probed:
+def read_probe(record: RunRecord, step: int | None = None) -> RecordedProbe:
     """One probe of a record.
 
     Args:
@@ -88,7 +88,7 @@ def read_probe(record: RunRecord, step: int | None = None) -> Probed:
             f"rule ({error!r}), so it cannot be compared"
         ) from error
     signature = {key: value for key, value in report.signature.items() if key != "sets"}
-    return Probed(str(record.dirpath), report.step, signature, fingerprints, tie_rules, tables)
+    return RecordedProbe(str(record.dirpath), report.step, signature, fingerprints, tie_rules, tables)
 
 
 def _records(word: str) -> Sequence[tuple[RunRecord, int | None]]:
