@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 
@@ -48,6 +49,11 @@ def main(arguments: list[str] | None = None) -> None:
     run = import_module(f"s2sbench_callback.commands.{chosen.command}").run
     try:
         status = run(rest)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        # Whoever read has read enough, as `head` does; nothing is left to be flushed at the end, and the status is that of other programs.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from error
     except (ValueError, OSError, MisconfigurationException) as error:
         print(f"s2sbench {chosen.command}: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -61,7 +61,7 @@ def _cells(row: Row, comparison: Comparison, several: bool) -> list[str]:
         f"{row.detectable:.3f}",
     ]
     if comparison.sought is not None:
-        cells.append("no number" if row.needed is None or math.isinf(row.needed) else f"{row.needed:,.0f}")
+        cells.append(f"{row.needed:,.0f}" if row.needed is not None and math.isfinite(row.needed) else "no number")
     if comparison.has_seeds:
         parts = (row.questions_variance, row.seeds_variance, row.rest_variance)
         cells.append("/".join("–" if math.isnan(part) else f"{100 * part:.0f} %" for part in parts))
@@ -96,7 +96,8 @@ def _notes(comparison: Comparison) -> list[str]:
         "detectable  the smallest true difference that so many questions would show with 80 % power, at 5 % two-sided, uncorrected",
     ]
     if comparison.sought is not None:
-        lines.append(f"needed      questions to show a true difference of {comparison.sought:g} likewise")
+        never = "; 'no number' where the seeds alone vary too much for it" if any(row.needed == math.inf for row in comparison.rows) else ""
+        lines.append(f"needed      questions to show a true difference of {comparison.sought:g} likewise{never}")
     if comparison.has_seeds:
         lines.append("seeds       figures are averaged over the trainings of a side; both sides' seeds are taken to vary alike")
     else:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +144,18 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path: Path, capsys: p
     ]:
         refused(["compare", good, second], f"s2sbench compare: .*{message}", capsys)
     refused(["compare"], "the following arguments are required: A", capsys)
+
+
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path / "run", 60)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", run, "--json"])
+    assert ended.value.code == 141
+    assert capsys.readouterr().err == ""
 
 
 def test_help_shows_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
