@@ -6,7 +6,7 @@ MOSHI := .venv-moshi
 NEMO := .venv-nemo
 TORCH := torch==2.14.1 torchaudio==2.11.1
 
-.PHONY: demo test test-moshi test-nemo lint bench calibrate study
+.PHONY: demo test test-moshi test-nemo lint bench calibrate intervals study
 
 demo: $(INSTALLED)
 	$(BIN)/python recipes/two_stage.py fit --config configs/two_stage_mini.yaml
@@ -30,6 +30,10 @@ bench: $(INSTALLED)
 # How often the plateau rule ends a stage too early, and how late when it is flat: about ten minutes.
 calibrate: $(INSTALLED)
 	$(BIN)/python benchmarks/plateau.py
+
+# How often the 95 % intervals of the figures hold the truth, by method: about ten minutes.
+intervals: $(INSTALLED)
+	$(BIN)/python benchmarks/intervals.py
 
 # One stage against two in the embedded world, three seeds each: about half an hour.
 study: $(INSTALLED)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from s2sbench_callback.decisions import question_values
+from s2sbench_callback.comparison import compare
+from s2sbench_callback.comparison_text import text
 from s2sbench_callback.record import RunRecord
 from s2sbench_callback.report import ProbeReport
-from s2sbench_callback.significance import Estimate, mean
+from s2sbench_callback.sides import read_probe
 
 ROOT = Path(__file__).parents[1]
 STRATEGIES = ("single_stage", "two_stage")
@@ -97,19 +97,8 @@ def table(records: dict[tuple[str, int], RunRecord]) -> str:
 
 
 def verdict(records: dict[tuple[str, int], RunRecord], seeds: int) -> str:
-    """Two stages against one on the same questions, pooled over seeds."""
-    lines = []
-    for condition, figure, good in [("s2t", "accuracy", 1), ("s2t", "positive_minus_negative", -1), ("t2t", "accuracy", 1)]:
-        by_seed = [_difference(records, seed, condition, figure) for seed in range(1, seeds + 1)]
-        pooled = _pooled(records, seeds, condition, figure)
-        better = "two stages are better" if good * pooled.low > 0 and good * pooled.high > 0 else "one stage is better"
-        found = "no difference can be told" if pooled.low <= 0 <= pooled.high else better
-        each = ", ".join(f"{value:+.3f}" for value in by_seed)
-        words = (
-            f"{condition} {figure.replace('_', ' ')}, two stages minus one, last probe: {pooled.value:+.3f} [{pooled.low:+.3f}, {pooled.high:+.3f}]"
-        )
-        lines.append(f"{words} by question; by seed {each}: {found}.")
-    return "\n".join(lines)
+    """Two stages against one on the same questions at the last probe, pooled over seeds."""
+    return text(compare(*([read_probe(records[strategy, seed]) for seed in range(1, seeds + 1)] for strategy in STRATEGIES)))
 
 
 def _cell(report: ProbeReport, key: str) -> str:
@@ -120,33 +109,6 @@ def _cell(report: ProbeReport, key: str) -> str:
 
 def _over_the_run(history: list[ProbeReport]) -> float:
     return float(np.mean([report.figure("mini", "s2t", "accuracy").value for report in history]))
-
-
-def _values(record: RunRecord, condition: str, figure: str) -> np.ndarray:
-    losses = record.losses(record.history()[-1].step)["mini"][condition]  # type: ignore[index]
-    return question_values(losses, "lose", figure)  # type: ignore[arg-type]
-
-
-def _by_question(records: dict[tuple[str, int], RunRecord], seed: int, condition: str, figure: str) -> np.ndarray:
-    two, one = (_values(records[strategy, seed], condition, figure) for strategy in ("two_stage", "single_stage"))
-    return np.asarray(two - one)
-
-
-def _difference(records: dict[tuple[str, int], RunRecord], seed: int, condition: str, figure: str) -> float:
-    return float(_by_question(records, seed, condition, figure).mean())
-
-
-def _pooled(records: dict[tuple[str, int], RunRecord], seeds: int, condition: str, figure: str) -> Estimate:
-    """The questions' interval, joined with the spread between seeds by Student's t where that is wider."""
-    differences = np.stack([_by_question(records, seed, condition, figure) for seed in range(1, seeds + 1)])
-    by_question = mean(differences.mean(0), np.ones(differences.shape[1]), [str(number) for number in range(differences.shape[1])])
-    if seeds < 2:
-        return by_question
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, seeds - 1)) * float(differences.mean(1).std(ddof=1)) / np.sqrt(seeds)
-    widest = max(half, by_question.high - by_question.value)
-    return replace(by_question, low=by_question.value - widest, high=by_question.value + widest)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "say whether the difference between two checkpoints, runs or sets of seeds is real",
     "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
     "stages": "print what the stages of a training config would train, and at which rates",
+    "compare": "is the difference between two runs, checkpoints or sets of seeds real?",
     "decide": "replay the decision on a stage over a recorded run, with other settings",
 }
 
@@ -27,6 +28,7 @@ examples:
   s2sbench report runs/mine/version_0
   s2sbench compare 'runs/single_*' 'runs/two_*'
   s2sbench stages --config train.yaml
+  s2sbench compare runs/single runs/two --fail-if-worse
   s2sbench decide runs/mine/version_0/s2sbench --min_gain 0.02
 
 exit status:
@@ -55,10 +57,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         status = run(rest)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read has read enough. What is left in the buffer would be an error at the end of the interpreter.
+    except BrokenPipeError as error:
+        # Whoever read has read enough, as `head` does; nothing is left to be flushed at the end, and the status is that of other programs.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
+        raise SystemExit(141) from error
     except (ValueError, OSError, MisconfigurationException) as error:
         print(f"s2sbench {chosen.command}: {error}", file=sys.stderr)
         raise SystemExit(2) from error

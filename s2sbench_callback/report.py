@@ -11,7 +11,7 @@ from typing import Any
 from s2sbench_callback.controls import control_metrics
 from s2sbench_callback.decisions import Verdict
 from s2sbench_callback.items import Benchmark
-from s2sbench_callback.metrics import ConditionFigures, accuracy_difference, condition_figures, normalised_accuracies, share_of_ability_lost
+from s2sbench_callback.metrics import ConditionFigures, ability_lost, accuracy_difference, condition_figures, normalised_accuracies
 from s2sbench_callback.prompts import CANDIDATES, CONDITIONS, Condition
 from s2sbench_callback.scoring import LossTable
 from s2sbench_callback.significance import Estimate, average
@@ -98,7 +98,7 @@ def set_metrics(benchmark: Benchmark, tables: Mapping[Condition, LossTable], ref
     s2t, t2t = tables.get("s2t"), tables.get("t2t")
     if s2t and t2t:
         figures["degradation"] = accuracy_difference(t2t, s2t, benchmark.tie_rule)
-        figures["ability_lost"] = share_of_ability_lost(t2t, s2t, benchmark.tie_rule)
+        figures["ability_lost"] = ability_lost(t2t, s2t, benchmark.tie_rule)
     if s2t and reference:
         figures["intelligence_loss"] = accuracy_difference(reference, s2t, benchmark.tie_rule)
     if t2t and reference:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from s2sbench_callback import Benchmark, Item
 from s2sbench_callback.items import Context, TieRule
 from s2sbench_callback.metrics import (
+    ability_lost,
     accuracy_difference,
     condition_figures,
     invalid_items,
@@ -113,6 +115,38 @@ def test_difference_is_paired_by_question() -> None:
     other = table([[1, 2]], [0])
     with pytest.raises(ValueError, match="can only be paired over the same questions"):
         accuracy_difference(better, other, "lose")
+
+
+def rights(right: int, questions: int = 40) -> LossTable:
+    return table([[1.0, 2.0] if number < right else [2.0, 1.0] for number in range(questions)], [0] * questions)
+
+
+def test_ability_lost_by_hand() -> None:
+    # 0.9 in text and 0.7 in speech: of 0.4 above chance, 0.2 are gone.
+    found = ability_lost(rights(36), rights(28), "lose")
+    assert found.value == pytest.approx(0.5)
+    assert 0.1 < found.low < 0.5 < found.high < 1
+    assert ability_lost(rights(36), rights(20), "lose").value == pytest.approx(1.0)
+    same = ability_lost(rights(36), rights(36), "lose")
+    assert same.low < same.value == 0 < same.high
+
+
+def test_no_share_is_given_of_an_ability_that_is_not_there() -> None:
+    """24 of 40 is 0.6, with an interval that holds chance; 28 of 40 is above it."""
+    assert math.isnan(ability_lost(rights(24), rights(22), "lose").value)
+    assert math.isnan(ability_lost(rights(10), rights(22), "lose").high)
+    assert ability_lost(rights(28), rights(24), "lose").value == pytest.approx(0.5)
+
+
+def test_three_comparisons_of_a_question_are_one_cluster_in_every_interval() -> None:
+    """Questions with three other candidates of one loss: no surer than with one."""
+    once, thrice = (table([[2.0, 1.0 + (number % 3)] + [1.0 + (number % 3)] * more for number in range(60)], [0] * 60) for more in (0, 2))
+    for name in ("accuracy", "positive_minus_negative"):
+        one, three = (getattr(condition_figures(each, "lose"), name) for each in (once, thrice))
+        assert (three.value, three.low, three.high) == pytest.approx((one.value, one.low, one.high))
+    ones, threes = (accuracy_difference(each, replace(each, nats=each.nats[::-1]), "lose") for each in (once, thrice))
+    assert (threes.low, threes.high) == pytest.approx((ones.low, ones.high))
+    assert ones.low < ones.high
 
 
 def test_half_of_the_questions_without_a_finite_loss_is_too_many() -> None:
