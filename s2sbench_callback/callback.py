@@ -84,10 +84,11 @@ class S2SBenchCallback(pl.Callback):
 
     Metrics logged: below ``s2sbench/<set>/<condition>/``: ``accuracy``, ``question_accuracy`` (0..1, higher is better),
     ``positive_loss``, ``negative_loss``, ``positive_minus_negative`` (nats per token; the last is below 0 when the model is right),
-    ``ties``, ``invalid`` (counts). Below ``s2sbench/<set>/``: ``degradation``, ``ability_lost``, ``intelligence_loss`` (0 is best),
-    ``t2t_change``. All but the counts with ``_low`` and ``_high``, the ends of the 95 % interval. The same below ``s2sbench/mean/``, averaged over
-    sets. ``s2sbench/step``, ``stage``, ``seconds``, ``questions_per_second``, ``share_of_training`` (of the time since training
-    began), ``skipped`` (probes so far).
+    ``ties``, ``invalid`` (counts), and ``<control>_accuracy`` of each control at the probes where it is asked. Below ``s2sbench/<set>/``:
+    ``degradation``, ``ability_lost`` (the same as a share of T→T's accuracy above chance), ``intelligence_loss`` (0 is best), ``t2t_change``.
+    All but the counts with ``_low`` and ``_high``, the ends of the 95 % interval. The same below ``s2sbench/mean/``, averaged over sets.
+    ``s2sbench/step``, ``stage``, ``seconds``, ``questions_per_second``, ``share_of_training`` (of the time since training began), ``skipped``
+    (probes so far).
 
     State saved: last probed step, folder of the record, number of skipped probes, reference losses. No configuration.
 

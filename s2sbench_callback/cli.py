@@ -16,7 +16,6 @@ COMMANDS = {
     "compare": "say whether the difference between two checkpoints, runs or sets of seeds is real",
     "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
     "stages": "print what the stages of a training config would train, and at which rates",
-    "compare": "is the difference between two runs, checkpoints or sets of seeds real?",
     "decide": "replay the decision on a stage over a recorded run, with other settings",
 }
 
@@ -26,9 +25,8 @@ examples:
   s2sbench score --config configs/table1/qwen2_5.yaml --system.init_args.folder=/models/Qwen2.5-7B
   s2sbench watch runs/mine/version_0 --idle_minutes 120
   s2sbench report runs/mine/version_0
-  s2sbench compare 'runs/single_*' 'runs/two_*'
-  s2sbench stages --config train.yaml
   s2sbench compare runs/single runs/two --fail-if-worse
+  s2sbench stages --config train.yaml
   s2sbench decide runs/mine/version_0/s2sbench --min_gain 0.02
 
 exit status:

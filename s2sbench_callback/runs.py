@@ -165,11 +165,8 @@ def _has(report: ProbeReport, name: str, figure: str) -> bool:
 
 
 def _controls(run: Run) -> list[str]:
-    asked = [
-        report
-        for report in run.history
-        if any("no_context_accuracy" in key or "other_context" in key or "off_topic" in key for key in report.metrics)
-    ]
+    names = tuple(f"/{control}_accuracy" for control in CONTROLS)
+    asked = [report for report in run.history if any(key.endswith(names) for key in report.metrics)]
     return control_findings(asked[-1]) if asked else []
 
 
