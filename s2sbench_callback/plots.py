@@ -98,7 +98,7 @@ def lost_panels(runs: Runs) -> Figure | None:
                 reports = [report for report in history if f"{PREFIX}/{name}/{key}" in report.metrics]
                 ink = colour if len(runs) == 1 else _run_colour(runs, label)
                 points = [(report.step, report.figure(name, None, key)) for report in reports]
-                _band(axis, points, words if not number else None, ink, style, marker)
+                _band(axis, points, words if not number else None, ink, style, marker, 0.15 if len(runs) <= 2 else 0.05)
         axis.axhline(0.0, color="#888888", linewidth=0.8)
         axis.set(title=f"{name}: what is lost", ylabel="accuracy")
         axis.legend(frameon=False, fontsize=8)

@@ -11,10 +11,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from s2sbench_callback.comparison import compare
+from s2sbench_callback.comparison_text import text
 from s2sbench_callback.plots import lost_panels, panels_of_runs, svg
 from s2sbench_callback.prompts import CONDITION_NAMES
 from s2sbench_callback.report import PREFIX, ProbeReport
 from s2sbench_callback.runs import Run, changed_since_the_start, disagreements, headlines, in_words, warnings_of
+from s2sbench_callback.sides import read_probe
 
 _FIGURES = ("accuracy", "question_accuracy", "positive_loss", "negative_loss", "positive_minus_negative")
 _ACROSS = ("degradation", "ability_lost", "intelligence_loss", "t2t_change")
@@ -27,7 +30,7 @@ def as_data(runs: Sequence[Run]) -> dict[str, Any]:
     Args:
         runs: At least one.
     """
-    return {"warnings": disagreements(runs), "runs": [_run(run) for run in runs]}
+    return {"warnings": disagreements(runs), "comparison": _comparison(runs), "runs": [_run(run) for run in runs]}
 
 
 def as_json(runs: Sequence[Run]) -> str:
@@ -51,6 +54,8 @@ def as_markdown(runs: Sequence[Run]) -> str:
     """The report as Markdown, without pictures."""
     data = as_data(runs)
     lines = [f"> **Warning:** {warning}" for warning in data["warnings"]]
+    if data["comparison"]:
+        lines += ["", "## Is the difference real?", "", "```", data["comparison"], "```"]
     for run in data["runs"]:
         lines += ["", f"## {run['label']}", "", *run["headlines"], ""]
         lines += [f"> **Warning:** {warning}" for warning in run["warnings"]]
@@ -60,6 +65,18 @@ def as_markdown(runs: Sequence[Run]) -> str:
         lines += ["", *(f"- {decision}" for decision in run["decisions"])] if run["decisions"] else []
         lines += ["", f"{len(run['changed'])} questions changed sides between the first probe and the last. Record: {run['record']}"]
     return "\n".join(lines).strip()
+
+
+def _comparison(runs: Sequence[Run]) -> str | None:
+    """The last probes of two names held against each other, or why that cannot be done; ``None`` where there are not two names."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    if len(labels) != 2:
+        return None
+    try:
+        first, second = ([read_probe(run.record) for run in runs if run.label == label] for label in labels)
+        return text(compare(first, second))
+    except (FileNotFoundError, ValueError) as error:
+        return f"{labels[0]} and {labels[1]} cannot be compared: {error}"
 
 
 def _run(run: Run) -> dict[str, Any]:

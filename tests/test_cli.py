@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -51,6 +52,8 @@ def test_encode_fills_the_cache_once_and_trains_nothing(config: Path, tmp_path: 
     codes[0].unlink()
     main(["encode", "--config", str(config)])
     assert "1 recordings tokenised for mini" in capsys.readouterr().out
+    main(["encode", "--config", str(config), "--json"])
+    assert json.loads(capsys.readouterr().out) == [{"sets": ["mini"], "tokenised": 0}]
     assert len(list((tmp_path / "codes").rglob("*.safetensors"))) == 12
     assert not list(tmp_path.rglob("*.ckpt"))
     assert not list(tmp_path.rglob("probes.jsonl"))
@@ -82,6 +85,8 @@ def test_stages_prints_the_plan_and_trains_nothing(config: Path, tmp_path: Path,
     config.write_text(yaml.safe_dump(content))
     main(["stages", "--config", str(config)])
     lines = capsys.readouterr().out.splitlines()
+    main(["stages", "--config", str(config), "--json"])
+    assert json.loads(capsys.readouterr().out) == {"tables": [lines]}
     table = [" ".join(line.split()) for line in lines]
     assert "1 first plateau of s2t positive_minus_negative, min_gain 0.3 audio_head 3 2,048 0.01" in table
     assert "lm_head.weight[0:3] 1 192 0.01" in table
@@ -135,6 +140,7 @@ def test_decide_replays_a_rule_over_a_recorded_stage(tmp_path: Path, capsys: pyt
     step, printed = ends("--min_gain", "0.1")
     assert step is not None
     assert 800 <= step <= 1500
+    step_at_0_1 = step
     # One line a probe of the stage, and none of the next.
     assert len(re.findall(r"^ +\d+  ", printed, re.MULTILINE)) == 20
     assert "In the recorded run it ended at step 1900: somebody said so." in printed
@@ -149,6 +155,9 @@ def test_decide_replays_a_rule_over_a_recorded_stage(tmp_path: Path, capsys: pyt
     never, printed = ends("--min_gain", "0.0001")
     assert never is None
     assert "Stage 1 would not have ended within its 20 recorded probes" in printed
+    main(["decide", str(tmp_path), "--min_gain", "0.1", "--json"])
+    decided = json.loads(capsys.readouterr().out)
+    assert next(each["step"] for each in decided if each["advance"]) == step_at_0_1
     _, printed = ends("--stage", "2", "--max_steps", "200", "--min_gain", "0.1")
     assert "Stage 2 would have ended at step 2100" in printed
     for settings, message in [

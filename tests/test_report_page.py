@@ -120,6 +120,8 @@ def test_several_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureF
     main(["report", f"one={tmp_path}/seed_*", f"{tmp_path}/other", "--output", str(tmp_path / "page.html")])
     page, _ = read(tmp_path / "page.html")
     assert page.words.count("at step 100 the model answers") == 3
+    # Two names: the seeds of one against the other.
+    assert re.search(r"degradation +0\.175 +0\.450 +\+0\.275", page.words)
     capsys.readouterr()
     main(["report", f"one={tmp_path}/seed_*", f"{tmp_path}/other", "--json"])
     content = json.loads(capsys.readouterr().out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -22,7 +23,12 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("record", type=Path, help="folder of a run, or of its record")
     parser.add_argument("--stage", type=int, default=1, help="number of the stage, from 1")
     parser.add_class_arguments(Plateau)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args(arguments)
     record = find_record(chosen.record)
     rule = Plateau(**{field.name: chosen[field.name] for field in fields(Plateau)})
-    print(replay_table(record, replay(record, rule, chosen.stage), chosen.stage, rule))
+    decisions = replay(record, rule, chosen.stage)
+    if chosen.json:
+        print(json.dumps([{"step": step, **decision.to_state()} for step, decision in decisions], ensure_ascii=False, allow_nan=False))
+    else:
+        print(replay_table(record, decisions, chosen.stage, rule))

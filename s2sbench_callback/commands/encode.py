@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import lightning.pytorch as pl
 
 from s2sbench_callback.callback import S2SBenchCallback
@@ -13,18 +15,23 @@ def run(arguments: list[str]) -> None:
     """Tokenises every recording that the config's probes will ask for, and stops before the first step.
 
     Args:
-        arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``.
+        arguments: Those of the training command after ``fit``, for example ``--config configs/two_stage_mini.yaml``; and ``--json``.
 
     Raises:
         ValueError: If the config has no probe.
     """
-    cli = training(arguments)
+    cli = training([word for word in arguments if word != "--json"])
     probes = callbacks_of(cli.trainer, S2SBenchCallback)
     if not probes:
         raise ValueError("the config has no S2SBenchCallback, so there is nothing to encode")
     bar = cli.trainer.progress_bar_callback
     encoders: list[pl.Callback] = [_EncodeOnly(probe) for probe in probes]
     stop_before_the_first_step(cli, [*encoders, *([bar] if bar else [])])
+    if "--json" in arguments and cli.trainer.is_global_zero:
+        print(
+            json.dumps([{"sets": list(probe.probe.benchmarks), "tokenised": probe.probe.front_end_forwards} for probe in probes], ensure_ascii=False)
+        )
+        return
     for probe in probes if cli.trainer.is_global_zero else []:
         shared = f" on each of {cli.trainer.world_size} ranks" if cli.trainer.world_size > 1 else ""
         print(f"{probe.probe.front_end_forwards} recordings tokenised{shared} for {', '.join(probe.probe.benchmarks)}; the rest was in the cache")
