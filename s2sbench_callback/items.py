@@ -72,6 +72,9 @@ class Item:
         for kind, audios in (("recordings of candidates", self.candidate_audios), ("recordings of whole stories", self.story_audios)):
             if audios and len(audios) != len(self.candidates):
                 raise ValueError(f"item {self.id!r} has {len(audios)} {kind} for {len(self.candidates)} candidates; give one each, or none")
+            if len({audio.digest for audio in audios}) < len(audios):
+                same = ", ".join(str(audio.path) for audio in audios)
+                raise ValueError(f"item {self.id!r} has one recording for two candidates, so that no model can tell them apart: {same}")
         if not 0 <= self.answer < len(self.candidates):
             raise ValueError(f"item {self.id!r}: answer {self.answer} is no index of its {len(self.candidates)} candidates")
         for index, candidate in enumerate(self.candidates):

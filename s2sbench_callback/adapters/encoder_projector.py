@@ -134,11 +134,11 @@ class EncoderProjectorLLM(ProjectedFeatures):
         not_empty(padded[:positions], waveform, self._sample_rate)
         whole_windows = padded[: (positions - 1) * self._stack + self._window]
         rows = nn.functional.pad(whole_windows, (0, 0, 0, -len(whole_windows) % self._stack)).reshape(-1, self._stack * frames.shape[1])
-        if self._input == "frames":
-            projector = self._part(model, "projector")
-            kind = precision((projector,), frames.dtype)
-            whole, apart = projector(frames[None].to(kind))[0], self._project(model, rows.to(kind))[:positions]
-            check_projection(whole, apart, f"stack={self._stack}, window={self._window}, remainder={self._remainder!r}")
+        projector = self._part(model, "projector")
+        kind = precision((projector,), frames.dtype)
+        given = frames if self._input == "frames" else rows
+        whole, apart = projector(given[None].to(kind))[0], self._project(model, rows.to(kind))[:positions]
+        check_projection(whole, apart, f"stack={self._stack}, window={self._window}, remainder={self._remainder!r}")
         return rows
 
     def _speech(self, features: Tensor, first_row: int) -> Tensor:
@@ -177,7 +177,8 @@ class EncoderProjectorLLM(ProjectedFeatures):
     def _project(self, model: nn.Module, features: Tensor) -> Tensor:
         projector = self._part(model, "projector")
         if self._input == "stacks":
-            stacked: Tensor = projector(features[None])[0]
+            # Each position on its own: in a packed row recordings stand beside each other.
+            stacked: Tensor = projector(features[:, None])[:, 0]
             return stacked
         rows = self._rows()
         ahead = nn.functional.pad(features, (0, 0, 0, rows - 1))

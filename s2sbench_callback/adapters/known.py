@@ -124,6 +124,17 @@ _BY_CLASS: dict[str, Callable[[Beside], Adapter]] = {
     "DuplexSTTModel": _nemo_duplex,
 }
 
+# Names that a user's own class may well have: these must have the published parts too.
+_PARTS: dict[str, tuple[str, ...]] = {
+    "LMModel": ("text_emb", "text_linear", "transformer"),
+    "UnitLM": ("lm",),
+    "AudioLLM": ("encoder", "adpter", "llm_decoder"),
+    "SALM": ("llm", "perception"),
+    "DuplexS2SModel": ("llm", "perception"),
+    "DuplexS2SSpeechDecoderModel": ("llm", "perception"),
+    "DuplexSTTModel": ("llm", "perception"),
+}
+
 # Causal LMs that hear, by a token that their tokenizers alone have.
 _BY_TOKEN: dict[str, Callable[[Beside], Adapter]] = {
     "<|audio_0|>": lambda beside: GLM4Voice(beside.tokenizer, *beside.speech),
@@ -167,7 +178,8 @@ def known_adapter(model: nn.Module, root: nn.Module) -> Adapter | None:
 
 def _by_class(module: nn.Module) -> Callable[[Beside], Adapter] | None:
     # Sharding puts a class of its own before the model's.
-    return next((_BY_CLASS[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _BY_CLASS), None)
+    name = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _BY_CLASS), None)
+    return _BY_CLASS[name] if name and all(hasattr(module, part) for part in _PARTS.get(name, ())) else None
 
 
 def _is_summed_codebooks(module: nn.Module) -> bool:

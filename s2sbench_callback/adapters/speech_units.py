@@ -57,8 +57,11 @@ class SpeechUnits:
 
     def fingerprint(self) -> str:
         """What tells its units from those of another."""
+        kind = type(self._tokenizer)
         weights = module_fingerprint(self._tokenizer) if isinstance(self._tokenizer, nn.Module) else ""
-        return f"{self._name or ''} {weights} {self._deduplicate}"
+        settings = getattr(self._tokenizer, "config", "")
+        settings = settings.to_dict() if hasattr(settings, "to_dict") else settings if isinstance(settings, Mapping | str) else ""
+        return f"{self._name or ''} {kind.__module__}.{kind.__qualname__} {settings} {weights} {self._deduplicate}"
 
     def signature(self) -> dict[str, str]:
         """What of it can change a figure."""

@@ -23,6 +23,10 @@ class TextIds:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        if isinstance(tokenizer, str):
+            raise ValueError(
+                f"tokenizer={tokenizer!r} is a text; pass the tokenizer itself, for example AutoTokenizer.from_pretrained({tokenizer!r})"
+            )
         # NeMo's tokenizers wrap one of the two.
         wraps = hasattr(tokenizer, "text_to_ids") and hasattr(tokenizer, "tokenizer")
         self.tokenizer = tokenizer.tokenizer if wraps else tokenizer
@@ -68,17 +72,25 @@ class TextIds:
         """What each sequence starts with.
 
         Args:
-            wanted: Whether it is the BOS token; by default it is where the tokenizer itself puts one.
+            wanted: Whether it is the BOS token; by default it is what the tokenizer itself puts before a text, ``[gMASK]<sop>`` for example.
 
         Raises:
             ValueError: If it is asked for and the tokenizer has none.
         """
         index = getattr(self.tokenizer, "bos_token_id", None)
         if wanted is None:
-            wanted = index is not None and callable(self.tokenizer) and self.tokenizer("a")["input_ids"][:1] == [index]
+            return self._prefix()
         if wanted and index is None:
             raise ValueError(f"bos=True, but the tokenizer {self.name} has no BOS token; pass bos=False")
         return [int(index)] if wanted and index is not None else []
+
+    def _prefix(self) -> list[int]:
+        """Ids that the tokenizer puts before a text by itself; those that it puts behind one do not count."""
+        if not callable(self.tokenizer):
+            return []
+        whole, text = list(self.tokenizer("a")["input_ids"]), self._ids("a")
+        starts = (start for start in range(len(whole) - len(text) + 1) if whole[start : start + len(text)] == text)
+        return whole[: next(starts, 0)]
 
     def signature(self) -> dict[str, str]:
         """What of it can change a figure."""

@@ -130,7 +130,7 @@ def _entry(path: Path, name: str) -> dict[str, str]:
     entry = datasets[name]
     if not isinstance(entry, dict):
         raise ValueError(f"{path}: set {name!r} is no mapping; it needs path, audio_path and lang")
-    needed = {"path", "lang", *(() if "story_audio_path" in entry else ("audio_path",))}
+    needed = {"path", "lang", *(() if entry.keys() & {"story_audio_path", "candidate_audio_path"} else ("audio_path",))}
     for key in ("path", "audio_path", "lang", "candidate_audio_path", "story_audio_path"):
         if (key in needed or key in entry) and not isinstance(entry.get(key), str):
             raise ValueError(f"{path}: set {name!r} has no text under the key {key!r}; it needs path, audio_path and lang")

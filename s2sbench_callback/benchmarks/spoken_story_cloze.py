@@ -59,11 +59,23 @@ def spoken_story_cloze(folder: str | Path, set_name: str = "spoken-storycloze", 
 
 
 def _stories(folder: Path, prefix: str) -> list[_Story]:
-    recordings = {path.stem: path for path in sorted(folder.glob("*.wav"))}
+    recordings = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() == ".wav"} if folder.is_dir() else {}
     named = [stem.removesuffix(_RIGHT) for stem in recordings if stem.endswith(_RIGHT)]
     if named:
+        taken = {f"{name}{part}" for name in named for part in (_RIGHT, _WRONG, _SHARED)}
+        orphans = sorted(recordings.keys() - taken)
+        if orphans:
+            raise ValueError(f"{recordings[orphans[0]]}: belongs to no question; there is no {orphans[0].rpartition('_')[0]}{_RIGHT}.wav")
+        shared = [name for name in named if f"{name}{_SHARED}" in recordings]
+        if shared and len(shared) < len(named):
+            lacking = next(name for name in named if name not in shared)
+            raise FileNotFoundError(f"{folder / lacking}{_SHARED}.wav is missing, though other questions have such a context")
         return [
-            _Story(f"{prefix}{name}", (folder / f"{name}{_RIGHT}.wav", folder / f"{name}{_WRONG}.wav"), recordings.get(f"{name}{_SHARED}"))
+            _Story(
+                f"{prefix}{name}",
+                (recordings[f"{name}{_RIGHT}"], recordings.get(f"{name}{_WRONG}", folder / f"{name}{_WRONG}.wav")),
+                recordings.get(f"{name}{_SHARED}"),
+            )
             for name in named
         ]
     return [_Story(f"{prefix}{right.stem}", (right, wrong)) for right, wrong in _pairs(folder, list(recordings.values()))]
@@ -82,6 +94,9 @@ def _pairs(folder: Path, recordings: Sequence[Path]) -> list[tuple[Path, Path]]:
             raise ValueError(f"{after}: has the same number as {before.name}, so which of them is right cannot be told")
     if len(ordered) % 2:
         raise ValueError(f"{folder}: {len(ordered)} recordings do not make pairs of a right and a wrong story")
+    for right, wrong in zip(ordered[::2], ordered[1::2], strict=True):
+        if _number(wrong) != _number(right) + 1:
+            raise ValueError(f"{right}: has no partner; there is no recording with the number {_number(right) + 1}")
     return list(zip(ordered[::2], ordered[1::2], strict=True))
 
 
@@ -100,4 +115,4 @@ def _item(story: _Story) -> Item:
 
 def _text(recording: Path) -> str:
     path = recording.with_suffix(".txt")
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    return path.read_text(encoding="utf-8-sig").strip() if path.is_file() else ""

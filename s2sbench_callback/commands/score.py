@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 from jsonargparse import ArgumentParser, Namespace
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
 from s2sbench_callback.checkpoints import BrokenCheckpoint, Checkpoint, find_checkpoints
@@ -71,7 +72,11 @@ def run(arguments: list[str]) -> int:
         ValueError: If nothing could be scored.
     """
     parser = score_parser()
-    chosen = parser.instantiate(parser.parse_args(with_training(arguments)))
+    parsed = parser.parse_args(with_training(arguments))
+    try:
+        chosen = parser.instantiate(parsed)
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f"the system's weights cannot be loaded: {error}") from error
     if chosen.system is not None:
         if chosen.checkpoints:
             raise ValueError("give checkpoints, or a system with weights of its own, not both")

@@ -71,12 +71,16 @@ def named(name: str, **attributes: Any) -> nn.Module:
     [
         (named("MoshiForConditionalGeneration", config=SimpleNamespace(num_codebooks=4)), (), Moshi),
         (named("KyutaiSpeechToTextForConditionalGeneration", config=SimpleNamespace(num_codebooks=4, pad_token_id=3)), (), KyutaiSTT),
-        (named("LMModel", delays=[0, 0, 1, 0, 1], dep_q=2, text_padding_token_id=3), (), KyutaiMoshi),
-        (named("UnitLM"), ("<Un0>", "<speech>", "<text>"), UnitLM),
+        (
+            named("LMModel", text_emb=None, text_linear=None, transformer=None, delays=[0, 0, 1, 0, 1], dep_q=2, text_padding_token_id=3),
+            (),
+            KyutaiMoshi,
+        ),
+        (named("UnitLM", lm=None), ("<Un0>", "<speech>", "<text>"), UnitLM),
         (named("ChatGLMForConditionalGeneration"), ("[gMASK]", "<sop>", "<|begin_of_audio|>", "<|end_of_audio|>", "<|audio_0|>"), GLM4Voice),
-        (named("AudioLLM"), (), FreezeOmni),
-        (named("SALM"), (), NeMoSALM),
-        (named("DuplexS2SModel"), (), NeMoDuplex),
+        (named("AudioLLM", encoder=None, adpter=None, llm_decoder=None), (), FreezeOmni),
+        (named("SALM", perception=None), (), NeMoSALM),
+        (named("DuplexS2SModel", perception=None), (), NeMoDuplex),
         (LlamaForCausalLM(LlamaConfig(**TINY)), ("[Hu0]", "[Speech]", "[Text]"), SpiritLM),
         (LlamaForCausalLM(LlamaConfig(**TINY)), ("<Un0>", "<speech>", "<text>"), UnitLM),
         (

@@ -344,4 +344,22 @@ def test_spoken_candidates_of_a_lettered_set(tmp_path: Path) -> None:
 
 def test_a_set_needs_recordings_of_some_kind(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no text under the key 'audio_path'"):
-        official(spoken_yaml(tmp_path, [], candidate_audio_path="endings"), "mine")
+        official(spoken_yaml(tmp_path, []), "mine")
+
+
+def test_candidates_alone_need_no_spoken_context(tmp_path: Path) -> None:
+    yaml_path = write_set(tmp_path, story_rows(2), audio=False)
+    content = yaml.safe_load(yaml_path.read_text())
+    entry = content["datasets"]["mine"]
+    entry.pop("audio_path", None)
+    entry["candidate_audio_path"] = "endings"
+    yaml_path.write_text(yaml.safe_dump(content))
+    (tmp_path / "endings").mkdir()
+    for number in range(4):
+        tone(tmp_path / "endings" / f"{number}.wav", 200.0 + number)
+    benchmark = read(yaml_path)
+    assert not benchmark.items[0].has_audio
+    assert len(benchmark.items[0].candidate_audios) == 2
+    (tmp_path / "endings" / "1.wav").write_bytes((tmp_path / "endings" / "0.wav").read_bytes())
+    with pytest.raises(ValueError, match=r"has one recording for two candidates, so that no model can tell them apart: .*0\.wav, .*1\.wav"):
+        read(yaml_path)

@@ -59,6 +59,9 @@ def test_named_whole_stories(tmp_path: Path) -> None:
         (("1.wav", "2.wav", "3.wav"), "3 recordings do not make pairs"),
         (("1_a.wav", "1_b.wav"), r"1_b\.wav: has the same number as 1_a\.wav"),
         (("story.wav", "2.wav"), r"story\.wav: the name of a whole story must begin with its number"),
+        (("1.wav", "2.wav", "4.wav", "7.wav"), r"4\.wav: has no partner; there is no recording with the number 5"),
+        (("x_correct.wav", "x_incorrect.WAV", "y_incorrect.wav"), r"y_incorrect\.wav: belongs to no question; there is no y_correct\.wav"),
+        (("x_correct.wav", "x_incorrect.wav", "x_mutual.wav", "y_correct.wav", "y_incorrect.wav"), r"y_mutual\.wav is missing"),
         (("x_correct.wav",), r"question 'x': the recording is missing: .*x_incorrect\.wav"),
     ],
 )
