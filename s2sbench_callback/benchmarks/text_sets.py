@@ -1,6 +1,6 @@
 """Reads written sets as they are commonly kept: Story Cloze, COPA and multiple choice.
 
-They have no recordings, so T→T alone can be asked of them; ``s2sbench speak`` makes the recordings.
+They have no recordings, so T→T alone can be asked of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def story_cloze(path: str | Path, language: Language = "en", set_name: str = "st
         FileNotFoundError: If there is no such file.
         ValueError: If anything in it is wrong; the message names file, row and reason.
     """
-    items = []
+    items: list[Item] = []
     for place, row in _table(Path(path), _STORY):
         right = _text(place, row, "AnswerRightEnding").strip()
         if right not in ("1", "2"):
@@ -65,7 +65,7 @@ def copa(path: str | Path, language: Language = "en", set_name: str = "copa") ->
         FileNotFoundError: If there is no such file.
         ValueError: If anything in it is wrong; the message names file, row and reason.
     """
-    items = []
+    items: list[Item] = []
     for place, row in _json_lines(Path(path), _COPA):
         kind, label = row["question"], row["label"]
         if kind not in ("cause", "effect"):
@@ -97,7 +97,8 @@ def multiple_choice(path: str | Path, language: Language = "zh", set_name: str =
         FileNotFoundError: If there is no such file.
         ValueError: If anything in it is wrong, or no question can be turned; the message names file, row and reason.
     """
-    items, rows = [], 0
+    items: list[Item] = []
+    rows = 0
     for place, row in _table(Path(path), ["Question", "A", "B", "Answer"]):
         rows += 1
         letters = [letter for letter in "ABCDEFGHIJ" if (row.get(letter) or "").strip()]
