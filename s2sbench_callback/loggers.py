@@ -9,7 +9,7 @@ from s2sbench_callback.lightning_run import kinds_of
 from s2sbench_callback.report import PREFIX, ProbeReport
 from s2sbench_callback.showing import Showing
 from s2sbench_callback.tensorboard_dashboard import end_in_tensorboard, show_in_tensorboard
-from s2sbench_callback.wandb_dashboard import send_to_wandb
+from s2sbench_callback.wandb_dashboard import STEP, send_to_wandb
 
 # What MLflow refuses in the name of a metric.
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
@@ -60,7 +60,9 @@ def send_skipped(logger: Any, skipped: int, step: int) -> None:
         skipped: How many so far.
         step: This probe's step.
     """
-    logger.log_metrics({f"{PREFIX}/skipped": float(skipped)}, step=step)
+    # W&B draws nothing without the step metric; elsewhere that one says which probe the other figures are of.
+    axis = {STEP: float(step)} if "WandbLogger" in kinds_of(logger) else {}
+    logger.log_metrics({f"{PREFIX}/skipped": float(skipped), **axis}, step=step)
     logger.save()
 
 

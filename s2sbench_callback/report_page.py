@@ -127,7 +127,9 @@ def _rows(name: str, shown: Sequence[ProbeReport]) -> list[dict[str, Any]]:
         # One comparison a question: the two accuracies are one.
         twin = figure == "question_accuracy" and shown[-1].metrics.get(key) == shown[-1].metrics.get(key.replace("question_accuracy", "accuracy"))
         if key in shown[-1].metrics and not twin:
-            cells = [in_words(report.figure(name, condition, figure)) if key in report.metrics else "–" for report in shown]
+            cells = [
+                in_words(report.figure(name, condition, figure)) if math.isfinite(report.metrics.get(key, math.nan)) else "–" for report in shown
+            ]
             label = " ".join(part for part in (CONDITION_NAMES[condition] if condition else "", figure.replace("_", " ")) if part)
             rows.append({"label": label, "cells": cells, "is_main": figure in ("accuracy", "degradation", "intelligence_loss")})
     return rows

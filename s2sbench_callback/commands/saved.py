@@ -105,7 +105,7 @@ def chosen_probe(chosen: Namespace, first: Path) -> Saved:
     max_questions = chosen.max_questions or (asked.max_questions if asked else None)
     max_tokens = chosen.max_tokens or (asked.probe.max_tokens if asked else None)
     place = Path(chosen.dirpath) if chosen.dirpath else (config.parent if config else first.parent) / "s2sbench_scored"
-    _join_the_others()
+    join_the_others()
     probe = SavedProbe(
         Probe(benchmarks, conditions, max_questions, max_tokens, chosen.cache_dir, chosen.packed and (asked.probe.packed if asked else True)),
         place,
@@ -132,7 +132,7 @@ def _config_near(path: Path) -> Path | None:
     return None
 
 
-def _join_the_others() -> None:
+def join_the_others() -> None:
     """The processes that ``torchrun`` has started, one a GPU."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return

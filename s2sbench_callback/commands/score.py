@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
 from s2sbench_callback.checkpoints import BrokenCheckpoint, Checkpoint, find_checkpoints
-from s2sbench_callback.commands.saved import Saved, add_arguments, chosen_probe, say, with_training
+from s2sbench_callback.commands.saved import Saved, add_arguments, chosen_probe, join_the_others, say, with_training
 from s2sbench_callback.outcome import outcome
 from s2sbench_callback.prompts import DEFAULT_CONDITIONS
 from s2sbench_callback.ranks import ProbeError
@@ -80,7 +81,12 @@ def run(arguments: list[str]) -> int:
     if chosen.system is not None:
         if chosen.checkpoints:
             raise ValueError("give checkpoints, or a system with weights of its own, not both")
-        _show(chosen, _score_system(chosen), {}, [])
+        join_the_others()
+        record = _score_system(chosen)
+        if int(os.environ.get("RANK", "0")) == 0:
+            _show(chosen, record, {}, [chosen.step or 0])
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return 0
     if not chosen.checkpoints:
         raise ValueError("nothing to score: name checkpoints, or a config of configs/table1")
