@@ -40,13 +40,13 @@ def kill_while_writing(number: int, where: str) -> None:
     else:
         append, written = RunRecord.append, [0]
 
-        def interrupted(self: RunRecord, report: Any, tables: Any) -> None:
+        def interrupted(self: RunRecord, *probe: Any) -> None:
             written[0] += 1
             if written[0] == 4:
-                path = self.losses_path(report.step)
+                path = self.losses_path(probe[0].step)
                 path.with_name(f".{path.name}.partial").write_bytes(b"half of it")
                 os.kill(os.getpid(), number)
-            append(self, report, tables)
+            append(self, *probe)
 
         RunRecord.append = interrupted  # type: ignore[method-assign]
 
