@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from s2sbench_callback.prompts import CONDITIONS, Condition
-from s2sbench_callback.report import ProbeReport, Tables
+from s2sbench_callback.report import PREFIX, ProbeReport, Tables
 from s2sbench_callback.scoring import LossTable
 
 
@@ -150,9 +150,10 @@ def find_record(path: Path) -> RunRecord:
     """
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a folder; name a run, or the folder that holds its probes.jsonl")
-    record = RunRecord(path)
-    if not record.probes_path.is_file():
-        below = sorted(file.parent for file in path.rglob(record.probes_path.name))
+    # The run's own before what was scored of it afterwards.
+    record = next((each for each in (RunRecord(path), RunRecord(path / PREFIX)) if each.probes_path.is_file()), None)
+    if record is None:
+        below = sorted(file.parent for file in path.rglob(RunRecord(path).probes_path.name))
         if len(below) != 1:
             found = (
                 f"several records ({', '.join(map(str, below[:5]))}): name one of them"

@@ -143,8 +143,12 @@ def test_a_record_is_found_in_the_folder_of_its_run(tmp_path: Path) -> None:
     RunRecord(run / "version_0" / "s2sbench").append(*probe(0))
     for place in (run, run / "version_0", run / "version_0" / "s2sbench"):
         assert find_record(place).dirpath == run / "version_0" / "s2sbench"
+    RunRecord(run / "version_0" / "s2sbench_scored").append(*probe(0))
+    assert find_record(run / "version_0").dirpath == run / "version_0" / "s2sbench"
     RunRecord(run / "version_1" / "s2sbench").append(*probe(0))
-    with pytest.raises(FileNotFoundError, match=r"holds several records \(.*version_0/s2sbench, .*version_1/s2sbench\): name one"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds several records \(.*version_0/s2sbench, .*version_0/s2sbench_scored, .*version_1/s2sbench\): name one"
+    ):
         find_record(run)
     with pytest.raises(FileNotFoundError, match=r"empty holds no probes\.jsonl, so no probe was recorded there"):
         find_record(empty)
