@@ -88,7 +88,7 @@ class TextIds:
         """Ids that the tokenizer puts before a text by itself; those that it puts behind one do not count."""
         if not callable(self.tokenizer):
             return []
-        whole, text = list(self.tokenizer("a")["input_ids"]), self._ids("a")
+        whole, text = list(self.tokenizer("a", add_special_tokens=True)["input_ids"]), self._ids("a")
         starts = (start for start in range(len(whole) - len(text) + 1) if whole[start : start + len(text)] == text)
         return whole[: next(starts, 0)]
 
