@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 os.environ["WANDB_MODE"] = "offline"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,6 +43,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_wandb_run() -> Iterator[None]:
+    """A run that a test leaves open would be taken by the next test's logger."""
+    yield
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish()
 
 
 @pytest.fixture(scope="session")
