@@ -83,6 +83,14 @@ class ProbeReport:
             raise ValueError(f"not the report of a probe: {error!r} in {line[:80]!r}") from error
 
 
+def flat(content: Mapping[str, Any], beginning: str = "") -> dict[str, Any]:
+    """Nested settings, a signature for example, by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= flat(value, f"{beginning}{name}.") if isinstance(value, Mapping) else {f"{beginning}{name}": value}
+    return found
+
+
 def set_metrics(benchmark: Benchmark, tables: Mapping[Condition, LossTable], reference: LossTable | None) -> dict[str, Estimate | int]:
     """Figures of one set, keyed below its name.
 

@@ -15,7 +15,7 @@ from s2sbench_callback.comparison import compare
 from s2sbench_callback.comparison_text import text
 from s2sbench_callback.plots import lost_panels, panels_of_runs, svg
 from s2sbench_callback.prompts import CONDITION_NAMES
-from s2sbench_callback.report import PREFIX, ProbeReport
+from s2sbench_callback.report import PREFIX, ProbeReport, flat
 from s2sbench_callback.runs import Run, changed_since_the_start, disagreements, headlines, in_words, warnings_of
 from s2sbench_callback.sides import read_probe
 
@@ -110,7 +110,7 @@ def _run(run: Run) -> dict[str, Any]:
             for each in changed[:_MOST_CHANGED]
         ],
         "changed_in_all": len(changed),
-        "signature": _flat(run.last.signature),
+        "signature": flat(run.last.signature),
         "metrics": [{"step": report.step, "stage": report.stage, **report.metrics} for report in run.history],
     }
 
@@ -138,12 +138,6 @@ def _rows(name: str, shown: Sequence[ProbeReport]) -> list[dict[str, Any]]:
 def _last_decision(report: ProbeReport) -> list[str]:
     decision = report.verdict.decision if report.verdict else None
     return [f"At step {report.step:,} the stage {'has done its work' if decision.advance else 'goes on'}: {decision.reason}."] if decision else []
-
-
-def _flat(content: Any, beginning: str = "") -> dict[str, Any]:
-    if not isinstance(content, dict):
-        return {beginning: content}
-    return {name: value for key, part in content.items() for name, value in _flat(part, f"{beginning}.{key}" if beginning else str(key)).items()}
 
 
 def _plain(value: Any) -> Any:

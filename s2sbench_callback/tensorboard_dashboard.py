@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import soundfile
 
 from s2sbench_callback.prompts import CONDITION_NAMES
-from s2sbench_callback.report import PREFIX, ProbeReport
+from s2sbench_callback.report import PREFIX, ProbeReport, flat
 from s2sbench_callback.showing import Showing
 
 _CLIPS = 2
@@ -74,15 +73,5 @@ def end_in_tensorboard(logger: Any, report: ProbeReport) -> None:
         for key, value in report.metrics.items()
         if math.isfinite(value) and not key.endswith(("_low", "_high"))
     }
-    logger.experiment.add_hparams(_flat(report.signature), figures, run_name=f"{PREFIX}_final", global_step=report.step)
-
-
-def _flat(content: Mapping[str, Any], beginning: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names, as text where they are neither text nor numbers."""
-    flat: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{beginning}{name}.")
-        else:
-            flat[f"{beginning}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
-    return flat
+    settings = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in flat(report.signature).items()}
+    logger.experiment.add_hparams(settings, figures, run_name=f"{PREFIX}_final", global_step=report.step)
