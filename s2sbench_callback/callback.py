@@ -30,6 +30,7 @@ from s2sbench_callback.lightning_run import (
     end_launched,
     is_fast_dev_run,
     judge_of,
+    place_of,
     redirection,
     refusal,
     shows_progress,
@@ -217,7 +218,8 @@ class S2SBenchCallback(pl.Callback):
             chosen = self._dirpath or (self._earlier_dirpath if resumed else None) or default_dirpath(trainer, self)
             ranks = Ranks.of_this_run(trainer.strategy.root_device)
             dirpath = Path(ranks.broadcast(str(chosen)))
-            ranks.together(lambda: self._publisher.open(dirpath, trainer.global_step if resumed else -1, trainer), "while opening the record")
+            from_step, place = trainer.global_step if resumed else -1, place_of(trainer, self)
+            ranks.together(lambda: self._publisher.open(dirpath, from_step, trainer, place), "while opening the record")
         stale = self._reference.mismatches(self.probe.benchmarks)
         if stale:
             rank_zero_warn(f"the questions of {', '.join(stale)} have changed since the checkpoint; T→T is held against the next probe")

@@ -32,13 +32,18 @@ class Dashboards:
         self._previous: Tables | None = None
         self._is_first = True
         self._kept: dict[int, dict[str, Any]] = {}
+        self._resumed_at: int | None = None
+        self._place = 0
 
-    def go_on(self, record: RunRecord) -> None:
+    def go_on(self, record: RunRecord, resumed_at: int | None = None, place: int = 0) -> None:
         """Takes up what the record has already.
 
         Args:
             record: The run's record.
+            resumed_at: Step that the run goes on from, if it is resumed.
+            place: Number from 0 of the callback that probes, among those of its trainer.
         """
+        self._resumed_at, self._place = resumed_at, place
         self._history = record.history()
         if self._history and record.losses_path(self._history[-1].step).is_file():
             self._previous = record.losses(self._history[-1].step)
@@ -74,8 +79,9 @@ class Dashboards:
         changed = [flips(benchmark, condition, self._previous, tables) for benchmark in self._benchmarks.values() for condition in CONDITIONS]
         # A guard that watches has said so itself.
         guarded = report.verdict is not None and bool(report.verdict.notes)
-        alarms = [] if guarded else [words for name, words in damage_findings(report).items() if name not in damage_findings(before)]
-        showing = Showing(tuple(self._history), pixels(figure), changed, alarms, self._is_first)
+        known = damage_findings(before)
+        alarms = {} if guarded else {name: words for name, words in damage_findings(report).items() if name not in known}
+        showing = Showing(tuple(self._history), pixels(figure), changed, alarms, self._is_first, self._resumed_at, self._place)
         for logger in loggers:
             attempt(f"send the figures to {type(logger).__name__}", partial(send, logger, showing, self._kept.setdefault(id(logger), {})))
 

@@ -22,14 +22,21 @@ class Changed:
         is_right: Whether it is right now.
         answer_loss: Loss of the answer, nats per token.
         best_other_loss: Lowest loss of the others.
-        margin_change: How much better the answer stands against the best other than before.
+        answer_loss_before: The answer's at the probe before.
+        best_other_loss_before: The others' lowest at the probe before.
     """
 
     index: int
     is_right: bool
     answer_loss: float
     best_other_loss: float
-    margin_change: float
+    answer_loss_before: float
+    best_other_loss_before: float
+
+    @property
+    def margin_change(self) -> float:
+        """How much better the answer stands against the best other than before, nats per token."""
+        return (self.best_other_loss - self.answer_loss) - (self.best_other_loss_before - self.answer_loss_before)
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,8 @@ def changed_questions(before: LossTable, now: LossTable, tie_rule: TieRule) -> l
     right, was_right = (found.wins == found.count for found in (compare(each, tie_rule) for each in (now, before)))
     changed = []
     for question in map(int, np.flatnonzero(right != was_right)):
-        answer, best_other = _answer_and_best_other(now, question)
-        answer_before, best_other_before = _answer_and_best_other(before, question)
-        change = (best_other - answer) - (best_other_before - answer_before)
-        changed.append(Changed(question, bool(right[question]), answer, best_other, change))
+        losses = (*_answer_and_best_other(now, question), *_answer_and_best_other(before, question))
+        changed.append(Changed(question, bool(right[question]), *losses))
     return sorted(changed, key=lambda each: (-abs(each.margin_change), each.index))
 
 

@@ -91,12 +91,17 @@ def end_launched(trainer: pl.Trainer) -> None:
         kill(signal.SIGTERM)
 
 
+def place_of(trainer: pl.Trainer, callback: pl.Callback) -> int:
+    """Number from 0 of a callback among those of its class."""
+    return [each for each in cast(Any, trainer).callbacks if type(each) is type(callback)].index(callback)
+
+
 def default_dirpath(trainer: pl.Trainer, callback: pl.Callback) -> Path:
     """Below the first logger's folder of this run, else a numbered folder below the trainer's root.
 
     A second callback of the same class takes a folder of its own beside the first one's.
     """
-    place = [each for each in cast(Any, trainer).callbacks if type(each) is type(callback)].index(callback)
+    place = place_of(trainer, callback)
     name = f"{PREFIX}_probe{place + 1}" if place else PREFIX
     for logger in trainer.loggers:
         if logger.save_dir is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import textwrap
+from typing import Any, Literal
 
 from s2sbench_callback.lightning_run import kinds_of
 from s2sbench_callback.report import PREFIX, ProbeReport
@@ -13,6 +14,10 @@ from s2sbench_callback.wandb_dashboard import STEP, send_to_wandb
 
 # What MLflow refuses in the name of a metric.
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
+# What W&B takes as the title of an alert.
+_LONGEST_TITLE = 63
+
+Level = Literal["INFO", "WARN"]
 
 
 def send(logger: Any, showing: Showing, kept: dict[str, Any]) -> None:
@@ -34,10 +39,11 @@ def send(logger: Any, showing: Showing, kept: dict[str, Any]) -> None:
         if "TensorBoardLogger" in kinds:
             show_in_tensorboard(logger, showing)
         elif hasattr(logger, "log_image"):
-            logger.log_image(key=f"{PREFIX}/panels", images=[showing.picture], step=showing.report.step)
+            logger.log_image(key=showing.key("panels"), images=[showing.picture], step=showing.report.step)
         logger.save()
-    for alarm in showing.alarms:
-        send_words(logger, "T→T has fallen", alarm, showing.report.step)
+    if showing.alarms:
+        # One alert, named by its sets: W&B drops another of the same title for a minute.
+        send_words(logger, f"T→T has fallen: {', '.join(showing.alarms)}", "\n".join(showing.alarms.values()), showing.report.step, "WARN")
 
 
 def send_end(logger: Any, report: ProbeReport) -> None:
@@ -66,7 +72,7 @@ def send_skipped(logger: Any, skipped: int, step: int) -> None:
     logger.save()
 
 
-def send_words(logger: Any, title: str, words: str, step: int) -> None:
+def send_words(logger: Any, title: str, words: str, step: int, level: Level = "INFO") -> None:
     """Tells a logger something that calls for a person: an alert in W&B, a text in TensorBoard, nothing where neither is known.
 
     Args:
@@ -74,9 +80,10 @@ def send_words(logger: Any, title: str, words: str, step: int) -> None:
         title: A few words.
         words: What there is to say.
         step: Optimizer steps done.
+        level: Of the alert.
     """
     kinds = kinds_of(logger)
     if "WandbLogger" in kinds:
-        logger.experiment.alert(title=f"S2SBench: {title}", text=words)
+        logger.experiment.alert(title=textwrap.shorten(f"S2SBench: {title}", _LONGEST_TITLE, placeholder="…"), text=words, level=level)
     elif "TensorBoardLogger" in kinds:
         logger.experiment.add_text(f"{PREFIX}/stages", f"**{title}**: {words}", step)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from s2sbench_callback.dashboards import Dashboards, attempt
 from s2sbench_callback.findings import control_findings
 from s2sbench_callback.items import Benchmark
-from s2sbench_callback.loggers import send_skipped, send_words
+from s2sbench_callback.loggers import Level, send_skipped, send_words
 from s2sbench_callback.metrics import invalid_items
 from s2sbench_callback.prompts import CONDITION_NAMES
 from s2sbench_callback.record import RunRecord
@@ -37,20 +37,21 @@ class Publisher:
         self._dashboards = Dashboards(benchmarks)
         self._published: dict[str, float] = {}
 
-    def open(self, dirpath: Path, from_step: int, trainer: pl.Trainer) -> None:
+    def open(self, dirpath: Path, from_step: int, trainer: pl.Trainer, place: int) -> None:
         """Opens the record, and puts aside what an earlier run wrote there beyond the step that this one starts from.
 
         Args:
             dirpath: The folder, the same on every rank.
             from_step: Steps that are done, or -1 for a new run.
             trainer: Only its rank 0 reads and writes.
+            place: Number from 0 of the callback that probes, among those of its trainer.
         """
         self.record = RunRecord(dirpath)
         if not trainer.is_global_zero:
             return
         try:
             moved = self.record.supersede_after(from_step)
-            self._dashboards.go_on(self.record)
+            self._dashboards.go_on(self.record, from_step if from_step >= 0 else None, place)
         except OSError as error:
             rank_zero_warn(f"The S2SBench record in {dirpath} cannot be gone on with: {error}. Training goes on.")
             return
@@ -90,16 +91,17 @@ class Publisher:
             attempt(f"tell {type(logger).__name__} of it", partial(send_skipped, logger, skipped, trainer.global_step))
 
 
-def tell_loggers(trainer: pl.Trainer, title: str, words: str) -> None:
+def tell_loggers(trainer: pl.Trainer, title: str, words: str, level: Level = "INFO") -> None:
     """Tells every logger something that calls for a person, from rank 0.
 
     Args:
         trainer: Holds the loggers.
         title: A few words.
         words: What there is to say.
+        level: Of the alert, where a logger has alerts.
     """
     for logger in trainer.loggers if trainer.is_global_zero else []:
-        attempt(f"tell {type(logger).__name__} of it", partial(send_words, logger, title, words, trainer.global_step))
+        attempt(f"tell {type(logger).__name__} of it", partial(send_words, logger, title, words, trainer.global_step, level))
 
 
 def _name_the_invalid(tables: Tables) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import re
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import soundfile
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from s2sbench_callback.items import Audio
 from s2sbench_callback.prompts import CONDITION_NAMES
 from s2sbench_callback.report import PREFIX, ProbeReport, flat
 from s2sbench_callback.showing import Showing
 
 _CLIPS = 2
+# A logger keeps one layout, which all probes of a trainer share.
+_LAID_OUT: WeakKeyDictionary[Any, dict[str, list[Any]]] = WeakKeyDictionary()
 
 
 def show_in_tensorboard(logger: Any, showing: Showing) -> None:
@@ -24,8 +29,10 @@ def show_in_tensorboard(logger: Any, showing: Showing) -> None:
     """
     writer, report = logger.experiment, showing.report
     if showing.first:
-        writer.add_custom_scalars(tensorboard_layout(report))
-    writer.add_image(f"{PREFIX}/panels", showing.picture, report.step, dataformats="HWC")
+        charts = _LAID_OUT.setdefault(logger, {})
+        charts.update(tensorboard_layout(report))
+        writer.add_custom_scalars({"S2SBench": charts})
+    writer.add_image(showing.key("panels"), showing.picture, report.step, dataformats="HWC")
     verdict = report.verdict
     if verdict and verdict.decision:
         writer.add_text(f"{PREFIX}/decision", verdict.decision.reason, report.step)
@@ -33,8 +40,7 @@ def show_in_tensorboard(logger: Any, showing: Showing) -> None:
         for number, flip in enumerate([flip for flip in flips if flip.audio][:_CLIPS], start=1):
             assert flip.audio is not None
             tag = f"{PREFIX}/changed_sides/{flip.set}/{flip.condition}/{number}"
-            samples, rate = soundfile.read(flip.audio.path, dtype="float32", always_2d=True)
-            writer.add_audio(tag, samples.mean(axis=1)[None], report.step, rate)
+            _add_recording(writer, tag, flip.audio, report.step)
             now, others = "right" if flip.changed.is_right else "wrong", " | ".join(flip.others)
             words = f"**{flip.item} is {now} now** ({flip.changed.margin_change:+.3f} nats per token): {flip.context} → {flip.answer} ({others})"
             writer.add_text(tag, words, report.step)
@@ -42,7 +48,7 @@ def show_in_tensorboard(logger: Any, showing: Showing) -> None:
     writer.flush()
 
 
-def tensorboard_layout(report: ProbeReport) -> dict[str, dict[str, list[Any]]]:
+def tensorboard_layout(report: ProbeReport) -> dict[str, list[Any]]:
     """Custom scalars: S→T over T→T, positive over negative loss, and each accuracy with its interval."""
     charts: dict[str, list[Any]] = {}
     for name, conditions in report.sets.items():
@@ -58,7 +64,17 @@ def tensorboard_layout(report: ProbeReport) -> dict[str, dict[str, list[Any]]]:
     if report.verdict and report.verdict.decision:
         key = f"{PREFIX}/decision/gain"
         charts["improvement per 1,000 steps, with the interval it is decided from"] = ["Margin", [key, f"{key}_low", f"{key}_high"]]
-    return {"S2SBench": charts}
+    return charts
+
+
+def _add_recording(writer: Any, tag: str, audio: Audio, step: int) -> None:
+    try:
+        samples, rate = soundfile.read(audio.path, dtype="float32", always_2d=True)
+    except soundfile.SoundFileError as error:
+        # Its tokens may come from the cache long after it is gone.
+        rank_zero_warn(f"S2SBench shows a question that changed sides without its recording: {error}")
+        return
+    writer.add_audio(tag, samples.mean(axis=1)[None], step, rate)
 
 
 def end_in_tensorboard(logger: Any, report: ProbeReport) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from s2sbench_callback.flips import Flip
+from s2sbench_callback.items import Audio
 from s2sbench_callback.prompts import CONDITION_NAMES
 from s2sbench_callback.report import COUNTS, ESTIMATES, PREFIX, ProbeReport
 from s2sbench_callback.showing import Showing
@@ -13,8 +17,11 @@ from s2sbench_callback.showing import Showing
 STEP = f"{PREFIX}/step"
 # Recordings are uploaded again at each probe.
 _CLIPS = 4
-_FLIPPED = ("step", "set", "condition", "item", "now", "answer_loss", "best_other_loss", "margin_change", "context", "answer", "others", "audio")
-_SUMMARY = ("step", "stage", "set", "condition", "figure", "value", "low", "high")
+# Each probe sends the whole history of a chart again.
+_POINTS = 200
+_LOSSES = ("answer_loss_before", "best_other_loss_before", "answer_loss", "best_other_loss", "margin_change")
+_FLIPPED = ("step", "set", "condition", "item", "now", *_LOSSES, "context", "answer", "others", "audio")
+_SUMMARY = ("step", "stage", "set", "condition", "figure", "value", "low", "high", "resumed_at")
 _ACROSS = ("degradation", "ability_lost", "intelligence_loss", "t2t_change")
 
 
@@ -36,15 +43,16 @@ def send_to_wandb(logger: Any, showing: Showing, tables: dict[str, Any]) -> None
     if "summary" not in tables:
         tables["summary"] = wandb.Table(columns=list(_SUMMARY), log_mode="INCREMENTAL")
     for row in summary_rows(report):
-        tables["summary"].add_data(*row)
+        # A table that only grows keeps the rows of weights that are gone; the last column tells them apart.
+        tables["summary"].add_data(*row, showing.resumed_at)
     # One call with Lightning's step beside ours and no step of W&B's: W&B drops what comes with a step it has passed.
     run.log(
         {
             **report.metrics,
             **dict(_charts(showing.history)),
-            f"{PREFIX}/panels": wandb.Image(showing.picture),
-            f"{PREFIX}/changed_sides": wandb.Table(columns=list(_FLIPPED), data=list(_flipped_rows(showing))),
-            f"{PREFIX}/summary": tables["summary"],
+            showing.key("panels"): wandb.Image(showing.picture),
+            showing.key("changed_sides"): wandb.Table(columns=list(_FLIPPED), data=list(_flipped_rows(showing))),
+            showing.key("summary"): tables["summary"],
             "trainer/global_step": report.step,
         }
     )
@@ -81,7 +89,7 @@ def _charts(history: Sequence[ProbeReport]) -> Iterator[tuple[str, Any]]:
     import wandb
 
     def chart(name: str, title: str, lines: dict[str, str]) -> Any:
-        shown = [report for report in history if name in report.sets]
+        shown = _thinned([report for report in history if name in report.sets])
         steps = [report.step for report in shown]
         values = [[report.metrics.get(f"{PREFIX}/{name}/{key}") for report in shown] for key in lines.values()]
         return wandb.plot.line_series(steps, values, list(lines), title, "optimizer step", split_table=True)
@@ -94,16 +102,31 @@ def _charts(history: Sequence[ProbeReport]) -> Iterator[tuple[str, Any]]:
             yield f"{PREFIX}/charts/{name}/{condition}_loss", chart(name, f"{name}: loss, {CONDITION_NAMES[condition]}", losses)
 
 
-def _flipped_rows(showing: Showing) -> Iterator[list[Any]]:
-    import wandb
+def _thinned(history: Sequence[ProbeReport]) -> list[ProbeReport]:
+    """Evenly spaced probes of a long history, the first and the last among them."""
+    chosen = np.unique(np.linspace(0, len(history) - 1, min(len(history), _POINTS)).round().astype(int))
+    return [history[index] for index in chosen]
 
+
+def _flipped_rows(showing: Showing) -> Iterator[list[Any]]:
     for flips in showing.flips:
         for number, flip in enumerate(flips):
-            clip = wandb.Audio(str(flip.audio.path), caption=flip.item) if flip.audio and number < _CLIPS else None
+            clip = _recording(flip.audio, flip.item) if flip.audio and number < _CLIPS else None
             yield [showing.report.step, *_words(flip), clip]
+
+
+def _recording(audio: Audio, item: str) -> Any:
+    import wandb
+
+    try:
+        return wandb.Audio(str(audio.path), caption=item)
+    except OSError as error:
+        # Its tokens may come from the cache long after it is gone.
+        rank_zero_warn(f"S2SBench shows a question that changed sides without its recording: {error}")
+        return None
 
 
 def _words(flip: Flip) -> tuple[Any, ...]:
     now = "right" if flip.changed.is_right else "wrong"
-    losses = (flip.changed.answer_loss, flip.changed.best_other_loss, flip.changed.margin_change)
+    losses = [getattr(flip.changed, name) for name in _LOSSES]
     return (flip.set, CONDITION_NAMES[flip.condition], flip.item, now, *losses, flip.context, flip.answer, " | ".join(flip.others))

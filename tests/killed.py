@@ -1,4 +1,4 @@
-"""Run by test_killed.py: a run that is ended by a signal in the middle of its second probe, and the same run resumed."""
+"""Run by test_killed.py: a run that is ended by a signal in the middle of its fourth probe or after it, and the same run resumed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,25 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from s2sbench_callback import S2SBenchCallback, mini
 from s2sbench_callback.mini_world.data import MiniData
 from s2sbench_callback.mini_world.task import MiniTask
+from s2sbench_callback.publishing import Publisher
 from s2sbench_callback.record import RunRecord
+
+GONE = "s2sbench/mini/s2t/accuracy"
 
 
 def kill_while_writing(number: int, where: str) -> None:
-    """Sends the signal in the middle of the fourth probe: while it scores, or between its two files."""
-    if where == "scoring":
+    """Sends the signal in the middle of the fourth probe: while it scores, or between its two files; or once it has been shown everywhere."""
+    if where == "between":
+        show = Publisher.show
+
+        def shown(self: Publisher, trainer: pl.Trainer, report: Any, *probe: Any) -> None:
+            # Weights that the resumed run will not have.
+            show(self, trainer, replace(report, metrics={**report.metrics, GONE: -1.0}) if report.step == 3 else report, *probe)
+            if report.step == 3:
+                os.kill(os.getpid(), number)
+
+        Publisher.show = shown  # type: ignore[method-assign]
+    elif where == "scoring":
         run, probes = S2SBenchCallback._score, [0]
 
         def score(self: S2SBenchCallback, *arguments: Any) -> Any:

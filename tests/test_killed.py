@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import wandb_offline
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.context import RequestContext
+from tensorboard.data.provider import RunTagFilter
+from tensorboard.util import grpc_util
 
 from s2sbench_callback import Benchmark
 from s2sbench_callback.mini_world.model import MiniSpeechLM
 from s2sbench_callback.plots import panels
 from s2sbench_callback.record import RunRecord
+from s2sbench_callback.report import ProbeReport
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "killed.py"
@@ -28,6 +33,55 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, timeout=200, env=environment, check=False
     )
+
+
+def test_points_of_weights_that_are_gone_are_nowhere_in_the_history(tmp_path: Path, mini_set: Benchmark, tiny_speech_lm: MiniSpeechLM) -> None:
+    assert run(tmp_path, "SIGKILL", "between").returncode == -signal.SIGKILL
+    record = RunRecord(tmp_path / "record")
+    key = "s2sbench/mini/s2t/accuracy"
+    # Shown before the kill, and not in the checkpoint of step 2.
+    assert [report.metrics[key] for report in record.history()][3:] == [-1.0]
+
+    resumed = run(tmp_path, "resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    history = record.history()
+    assert [report.step for report in history] == [0, 1, 2, 3, 4, 5, 6]
+    assert all(report.metrics[key] >= 0 for report in history)
+    (moved,) = record.superseded_path.read_text().splitlines()
+    assert ProbeReport.from_json(moved).metrics[key] == -1.0
+    assert panels(history).axes[0].lines[0].get_ydata().tolist() == [report.metrics[key] for report in history]
+
+    # W&B: charts over the whole history without them; in the table that only grows, rows that say which part of the run they are of.
+    logged = [row for row in wandb_offline.history(tmp_path / "resume") if "s2sbench/step" in row]
+    chart = wandb_offline.table(tmp_path / "resume", logged[-1]["Custom Chart Tables/s2sbench/charts/mini/accuracy_table"])
+    assert {row[0] for row in chart["data"]} == set(range(7))
+    assert len(chart["data"]) == 2 * 7
+    assert min(row[chart["columns"].index("lineVal")] for row in chart["data"]) >= 0
+    added = [row for logged_row in logged for row in _rows(wandb_offline.table(tmp_path / "resume", logged_row["s2sbench/summary"]))]
+    assert {(row["step"], row["resumed_at"]) for row in added} == {(step, 2) for step in (3, 4, 5, 6)}
+
+    # TensorBoard's own loader, the default one, drops what a later event of the same tag has overtaken.
+    assert _in_tensorboard(tmp_path / "tb", key) == pytest.approx({report.step: report.metrics[key] for report in history})
+
+
+def _rows(table: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
+def _in_tensorboard(folder: Path, key: str) -> dict[int, float]:
+    """What the server of TensorBoard's fast loader answers."""
+    server = pytest.importorskip("tensorboard.data.server_ingester")
+    ingester = server.SubprocessServerDataIngester(
+        server_binary=server.get_server_binary(), logdir=str(folder), reload_interval=1, channel_creds_type=grpc_util.ChannelCredsType.LOCAL
+    )
+    ingester.start()
+    provider, context = ingester.data_provider, RequestContext()
+    found = provider.read_scalars(
+        context, experiment_id="", plugin_name="scalars", downsample=100, run_tag_filter=RunTagFilter(runs=["one"], tags=[key])
+    )
+    points = [(point.step, point.value) for point in found["one"][key]]
+    assert len({step for step, _ in points}) == len(points)
+    return dict(points)
 
 
 @pytest.mark.parametrize(("name", "where"), [("SIGKILL", "scoring"), ("SIGKILL", "writing"), ("SIGTERM", "scoring")])

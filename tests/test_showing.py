@@ -63,7 +63,9 @@ def test_questions_that_changed_sides() -> None:
     rows = flips(BENCHMARK, "s2t", before, now)
     assert [(flip.item, flip.changed.is_right) for flip in rows] == [("q0", False), ("q1", True)]
     # Two tokens of 2 and 1 nats against 1 and 2 before: the margin of half a nat per token has turned round.
-    assert (rows[0].changed.answer_loss, rows[0].changed.best_other_loss, rows[0].changed.margin_change) == (1.0, 0.5, -1.0)
+    changed = rows[0].changed
+    assert (changed.answer_loss_before, changed.best_other_loss_before) == (0.5, 1.0)
+    assert (changed.answer_loss, changed.best_other_loss, changed.margin_change) == (1.0, 0.5, -1.0)
     assert (rows[0].set, rows[0].condition, rows[0].context, rows[0].answer, rows[0].others) == ("mine", "s2t", "c", "a", ("b",))
     assert flips(BENCHMARK, "s2t", None, now) == []
     assert flips(BENCHMARK, "t2t", before, now) == []
@@ -84,7 +86,7 @@ def test_a_fall_of_t2t_is_an_alarm_when_it_is_sure() -> None:
 
 
 def test_the_layout_overlays_conditions_and_losses() -> None:
-    charts = tensorboard_layout(probe(0)[0])["S2SBench"]
+    charts = tensorboard_layout(probe(0)[0])
     assert charts["mine: accuracy, S→T and T→T"] == ["Multiline", ["^s2sbench/mine/s2t/accuracy$", "^s2sbench/mine/t2t/accuracy$"]]
     losses = [f"^s2sbench/mine/s2t/{side}_loss$" for side in ("positive", "negative")]
     assert charts["mine: positive and negative loss, S→T"] == ["Multiline", losses]
@@ -105,7 +107,7 @@ def test_loggers_that_take_images_get_the_picture() -> None:
             self.calls.append(("save", None))
 
     logger, report = Recording(), probe(7)[0]
-    send(logger, Showing([report], np.zeros((2, 2, 3), np.uint8), [], [], first=True), {})
+    send(logger, Showing([report], np.zeros((2, 2, 3), np.uint8), [], {}, first=True), {})
     assert logger.calls == [("metrics", (dict(report.metrics), 7)), ("image", ("s2sbench/panels", 1, 7)), ("save", None)]
 
 
@@ -132,7 +134,7 @@ def test_mlflow_gets_names_that_it_takes() -> None:
         def save(self) -> None: ...
 
     logger, report = MLFlowLogger(), replace(probe(7)[0], metrics={"s2sbench/mine@ann+x/s2t/accuracy": 1.0})
-    send(logger, Showing([report], np.zeros((2, 2, 3), np.uint8), [], [], first=True), {})
+    send(logger, Showing([report], np.zeros((2, 2, 3), np.uint8), [], {}, first=True), {})
     assert logger.names == ("s2sbench/mine_ann_x/s2t/accuracy",)
 
 
@@ -140,11 +142,11 @@ def test_words_go_where_a_person_looks() -> None:
     told: list[Any] = []
 
     class WandbLogger:
-        experiment = SimpleNamespace(alert=lambda title, text: told.append((title, text)))
+        experiment = SimpleNamespace(alert=lambda title, text, level: told.append((title, text, level)))
 
     class TensorBoardLogger:
         experiment = SimpleNamespace(add_text=lambda tag, text, step: told.append((tag, text, step)))
 
     for logger in (WandbLogger(), TensorBoardLogger(), object()):
         send_words(logger, "Stage 2 begins", "somebody said so", 5)
-    assert told == [("S2SBench: Stage 2 begins", "somebody said so"), ("s2sbench/stages", "**Stage 2 begins**: somebody said so", 5)]
+    assert told == [("S2SBench: Stage 2 begins", "somebody said so", "INFO"), ("s2sbench/stages", "**Stage 2 begins**: somebody said so", 5)]

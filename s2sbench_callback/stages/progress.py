@@ -62,6 +62,11 @@ class Progress:
         return self._watch.lowered if self._watch else 1.0
 
     @property
+    def is_alarmed(self) -> bool:
+        """Whether the guard found T→T damaged at the last probe."""
+        return self._watch is not None and self._watch.is_alarmed
+
+    @property
     def is_held(self) -> bool:
         """Whether the guard keeps it from ending by itself."""
         return self._watch is not None and self._watch.holds

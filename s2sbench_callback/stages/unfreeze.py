@@ -247,9 +247,10 @@ class StageUnfreeze(pl.Callback):
         """Lets the stage's rule and the guard look at a probe; called by the probe on all ranks together."""
         if source is not self._probe or self._trainer is None:
             return self._progress.standing(probed.step)
+        was_alarmed = self._progress.is_alarmed
         verdict, acts = self._progress.judge(probed, Ranks.of_this_run(self._trainer.strategy.root_device).broadcast)
         for damage in verdict.notes:
-            self._heed_damage(self._trainer, damage, acts)
+            self._heed_damage(self._trainer, damage, acts, is_new=acts or not was_alarmed)
         decision = verdict.decision
         if decision and decision.advance and self.mode == "advise" and not self._has_advised:
             self._has_advised = True
@@ -260,9 +261,11 @@ class StageUnfreeze(pl.Callback):
     def _stage(self) -> Stage:
         return self.stages[self._progress.index]
 
-    def _heed_damage(self, trainer: pl.Trainer, damage: str, acts: bool) -> None:
+    def _heed_damage(self, trainer: pl.Trainer, damage: str, acts: bool, is_new: bool) -> None:
         rank_zero_warn(damage)
-        tell_loggers(trainer, "T→T is damaged", damage)
+        # Not at every probe of one fall.
+        if is_new:
+            tell_loggers(trainer, "T→T is damaged", damage, "WARN")
         # Advice leaves even this to a person.
         if not acts or self.guard is None or self._switch is None:
             return
