@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,27 +62,29 @@ def test_points_of_weights_that_are_gone_are_nowhere_in_the_history(tmp_path: Pa
     assert {(row["step"], row["resumed_at"]) for row in added} == {(step, 2) for step in (3, 4, 5, 6)}
 
     # TensorBoard's own loader, the default one, drops what a later event of the same tag has overtaken.
-    assert _in_tensorboard(tmp_path / "tb", key) == pytest.approx({report.step: report.metrics[key] for report in history})
+    shown = _in_tensorboard(tmp_path / "tb", key, last_step=6)
+    assert [step for step, _ in shown] == list(range(7))
+    assert [value for _, value in shown] == pytest.approx([report.metrics[key] for report in history])
 
 
 def _rows(table: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
 
-def _in_tensorboard(folder: Path, key: str) -> dict[int, float]:
-    """What the server of TensorBoard's fast loader answers."""
+def _in_tensorboard(folder: Path, key: str, last_step: int) -> list[tuple[int, float]]:
+    """What TensorBoard's default loader gives out once it has read everything."""
     server = pytest.importorskip("tensorboard.data.server_ingester")
     ingester = server.SubprocessServerDataIngester(
         server_binary=server.get_server_binary(), logdir=str(folder), reload_interval=1, channel_creds_type=grpc_util.ChannelCredsType.LOCAL
     )
     ingester.start()
-    provider, context = ingester.data_provider, RequestContext()
-    found = provider.read_scalars(
-        context, experiment_id="", plugin_name="scalars", downsample=100, run_tag_filter=RunTagFilter(runs=["one"], tags=[key])
-    )
-    points = [(point.step, point.value) for point in found["one"][key]]
-    assert len({step for step, _ in points}) == len(points)
-    return dict(points)
+    one, points = RunTagFilter(runs=["one"], tags=[key]), []
+    until = time.monotonic() + 60
+    while (not points or points[-1][0] != last_step) and time.monotonic() < until:
+        time.sleep(0.2)
+        found = ingester.data_provider.read_scalars(RequestContext(), experiment_id="", plugin_name="scalars", downsample=100, run_tag_filter=one)
+        points = [(point.step, point.value) for point in found.get("one", {}).get(key, [])]
+    return points
 
 
 @pytest.mark.parametrize(("name", "where"), [("SIGKILL", "scoring"), ("SIGKILL", "writing"), ("SIGTERM", "scoring")])

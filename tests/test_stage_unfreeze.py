@@ -261,6 +261,16 @@ def test_a_guard_can_stop_the_training_or_lower_its_rates(tmp_path: Path, mini_s
     assert rates[1][1] == rates[0][1]
 
 
+def test_loggers_are_told_of_a_fall_once_and_not_at_every_probe(tmp_path: Path, mini_set: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(unfreeze, "tell_loggers", lambda trainer, title, text, level="INFO": told.append((title, level)))
+    asks = probe(mini_set, tmp_path, at_start=False)
+    fit(tmp_path, asks, StageUnfreeze(two_stage(10), guard=Damaging("warn", patience=2)), max_steps=5)
+    assert asks.record is not None
+    assert [bool(report.verdict and report.verdict.notes) for report in asks.record.history()] == [False, True, True, True, True]
+    assert told == [("T→T is damaged", "WARN")]
+
+
 # Resuming
 
 
