@@ -7,8 +7,6 @@ import os
 import sys
 from importlib import import_module
 
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
 COMMANDS = {
     "score": "ask benchmarks of saved checkpoints, or of a published system, outside training",
     "watch": "score the checkpoints of a running job as they appear, into its own dashboards",
@@ -59,8 +57,16 @@ def main(arguments: list[str] | None = None) -> None:
         # Whoever read has read enough, as `head` does; nothing is left to be flushed at the end, and the status is that of other programs.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from error
-    except (ValueError, OSError, MisconfigurationException) as error:
+    except Exception as error:
+        if not isinstance(error, _refusals()):
+            raise
         print(f"s2sbench {chosen.command}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if status:
         raise SystemExit(status)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What says that something cannot be done, in a sentence; Lightning's own only where it is loaded, which takes seconds."""
+    lightning = sys.modules.get("lightning.pytorch.utilities.exceptions")
+    return (ValueError, OSError, *((lightning.MisconfigurationException,) if lightning else ()))
