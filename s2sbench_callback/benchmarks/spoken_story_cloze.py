@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from s2sbench_callback.benchmarks.official import open_recording
+from s2sbench_callback.benchmarks.recordings import open_recording
 from s2sbench_callback.items import Benchmark, Context, Item, Language
 
 _READERS = 8

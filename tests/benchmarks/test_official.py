@@ -216,7 +216,7 @@ def test_missing_files(tmp_path: Path) -> None:
 def test_empty_jsonl(tmp_path: Path) -> None:
     path = write_set(tmp_path, story_rows())
     (tmp_path / "set.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match=r"set\.jsonl is empty"):
+    with pytest.raises(ValueError, match=r"set\.jsonl: is empty"):
         read(path)
 
 
@@ -279,7 +279,7 @@ def test_recording_cut_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("datasets: [", r"sets\.yaml is not valid YAML"),
+        ("datasets: [", r"sets\.yaml: is not valid YAML"),
         ("sets: {}", r"the key 'datasets' is missing"),
         ("datasets: {other: {}}", r"no set 'mine' under 'datasets'; it has other"),
         ("datasets: {mine: {audio_path: wavs, lang: en}}", r"set 'mine' has no text under the key 'path'"),
