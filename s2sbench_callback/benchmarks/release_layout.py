@@ -143,9 +143,7 @@ def read_set(files: SetFiles, shared_audio: SharedAudio, faults: Faults) -> SetC
     alike = [row for row in rows if row.is_lettered == is_lettered]
     for row in rows:
         if row.is_lettered != is_lettered:
-            faults.add(
-                "mixed_rows", row.place, f"story rows and lettered rows are mixed; uttid {row.uttid!r} differs in kind from the first row"
-            )
+            faults.add("mixed_rows", row.place, f"story rows and lettered rows are mixed; uttid {row.uttid!r} differs in kind from the first row")
     questions = [(row,) for row in sorted(alike, key=lambda row: row.number)] if is_lettered else _pairs(alike, faults)
     folder = files.folders.get("audio_path")
     spoken = {
@@ -326,4 +324,3 @@ def _candidate_names(question: Sequence[Row]) -> list[tuple[Row, str]]:
 def _by_name(named: Sequence[tuple[Row, str]], folder: Path, faults: Faults) -> dict[str, Audio | None]:
     files = [(row.place, f"the recording of uttid {row.uttid!r}", folder / f"{name}.wav") for row, name in named]
     return {name: audio for (_, name), audio in zip(named, open_recordings(files, faults), strict=True)}
-
