@@ -13,6 +13,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from collections.abc import Iterator
 from pathlib import Path
 
+# Its logger keeps the stderr of its first import, which must not be one that a test captures.
+import lightning.pytorch  # noqa: F401
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
