@@ -13,6 +13,7 @@ COMMANDS = {
     "report": "make one page about one or several recorded runs",
     "compare": "say whether the difference between two checkpoints, runs or sets of seeds is real",
     "validate": "list every fault of a set on disk, and audit its recordings and texts",
+    "speak": "make the recordings of a written set with speech synthesisers",
     "encode": "fill the audio-token cache of a training config beforehand, resumably, on its devices",
     "stages": "print what the stages of a training config would train, and at which rates",
     "decide": "replay the decision on a stage over a recorded run, with other settings",

@@ -6,8 +6,9 @@ One YAML names the sets::
       sStory_s2t: {path: data/sStory.jsonl, audio_path: data/sStory_wavs, lang: en}
 
 A story set has two rows a question (``uttid``, ``first``, ``last``), neighbours by number, the even place right and the odd
-place wrong. A lettered set has one row a question (``uttid``, ``first``, ``A``, ``B``, ..., ``answer``). The recording
-of a row is ``<audio_path>/<uttid>.wav``. Folders and files may lie beside their place as archives, as they are downloaded.
+place wrong. A lettered set has one row a question (``uttid``, ``first``, ``A``, ``B``, ..., ``answer``). Rows may name a ``group``: questions
+that share one are not independent of each other. The recording of a row is ``<audio_path>/<uttid>.wav``. Folders and files may lie beside
+their place as archives, as they are downloaded.
 
 For spoken candidates, which the release does not have, an entry may name two more folders: ``candidate_audio_path`` with a recording of each
 candidate alone, and ``story_audio_path`` with one of context and candidate together. In a story set the recording of a row's

@@ -6,7 +6,7 @@ import codecs
 import json
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +68,10 @@ class SetFiles:
     rows: Path
     language: Language
     folders: dict[str, Path]
+
+    def without_recordings(self) -> SetFiles:
+        """The same set, to be read as text."""
+        return replace(self, folders={})
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ def read_set(files: SetFiles, shared_audio: SharedAudio, faults: Faults) -> SetC
                     tuple(Context(text, audio) for text, audio in zip(texts, audios, strict=True)),
                     candidates,
                     answer,
+                    group=str(question[0].fields.get("group", "")),
                     candidate_audios=_whole(extra.get("candidate_audios", ()), candidates),
                     story_audios=_whole(extra.get("story_audios", ()), candidates),
                 )

@@ -1,0 +1,1 @@
+"""From a written set to a spoken one."""
