@@ -137,8 +137,9 @@ class Hibari:
 class Piper:
     """A voice of Piper from its ``.onnx`` file, with the ``.onnx.json`` beside it.
 
-    Its noise comes from a generator inside the model that takes a seed only when the model is loaded, so that an utterance would depend on those before
-    it. It is therefore switched off: the seed changes nothing, and a recogniser understands the speech as well (7.3 against 7.0 % word error rate).
+    Its noise comes from a generator inside the model that takes a seed only when the model is loaded, so that an utterance would depend on those
+    before it. It is therefore switched off: the seed changes nothing, and a recogniser understands the speech as well (7.3 against 7.0 % word
+    error rate).
     """
 
     def __init__(self, spec: VoiceSpec) -> None:
@@ -161,7 +162,7 @@ class Piper:
 
         spoken = str(self._voice.config.espeak_voice).partition("-")[0]
         if spoken not in {"en": ("en",), "zh": ("cmn", "zh")}[language]:
-            raise ValueError(f"{self._spec.voice} speaks {spoken!r}, and the set is {language!r}; choose a voice of its language")
+            raise ValueError(f"{self._spec.voice} speaks {spoken!r}, and the set is {language!r}; choose another voice")
         settings = SynthesisConfig(
             speaker_id=self._spec.speaker,
             length_scale=self._voice.config.length_scale / self._spec.speed,

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from s2sbench_callback.audit.baselines import Baseline, baselines
-from s2sbench_callback.audit.findings import Spoken, is_misheard, of_recordings, of_repeated_recordings, of_texts, of_words, pace
+from s2sbench_callback.audit.findings import Spoken, mishearing_limit, of_recordings, of_repeated_recordings, of_texts, of_words, pace
 from s2sbench_callback.audit.measures import Measures, measured
 from s2sbench_callback.audit.overlap import Leak, Repeated, leaks, repeated
 from s2sbench_callback.audit.pairs import ContextPair, context_pairs
@@ -254,14 +253,14 @@ def _listen(
 
 def _whose(spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mapping[Path, str], language: Language) -> dict[Path, str]:
     """For recordings far from their text, the question whose text they are, where there is one."""
-    usual = float(np.median(list(rates.values()))) if rates else 0.0
-    wrong = [each for each in spoken if each.path in rates and is_misheard(rates[each.path], usual)]
+    limit = mishearing_limit(rates.values())
+    wrong = [each for each in spoken if each.path in rates and rates[each.path] > limit]
     found: dict[Path, str] = {}
     for each in wrong[:_WORST_FOLLOWED]:
         others = [other for other in spoken if other.part == each.part and other.text and other.text != each.text]
         if others:
             other = others[nearest(heard[each.path], [other.text for other in others], language)]
-            if not is_misheard(error_rate(other.text, heard[each.path], language), usual):
+            if error_rate(other.text, heard[each.path], language) < rates[each.path] / 2:
                 found[each.path] = other.name
     return found
 

@@ -24,6 +24,7 @@ _QUIETEST_LUFS, _LOUDEST_LUFS = -40.0, -9.0
 _PACE = 1.3
 _DEVIATIONS = 6.0
 _MISHEARD = 0.3
+_UNINTELLIGIBLE = 0.6
 
 
 @dataclass(frozen=True)
@@ -132,19 +133,25 @@ def of_words(spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mappi
         heard: What was heard.
         nearest: For those that are far from their text, whose text is nearest, where it is another's.
     """
-    usual = _median(rates.values())
+    usual, limit = _median(rates.values()), mishearing_limit(rates.values())
+    if rates and usual > _UNINTELLIGIBLE:
+        reason = f"the recogniser hears something else nearly everywhere (median error rate {usual:.2f}): does it know the language, is this speech?"
+        yield Fault("unintelligible", str(spoken[0].path.parent), reason)
+        return
     for each in spoken:
         rate = rates.get(each.path)
-        if rate is not None and is_misheard(rate, usual):
+        if rate is not None and rate > limit:
             whose = f", which is the text of {nearest[each.path]}" if each.path in nearest else ""
             far = f"error rate {rate:.2f}, the set's median is {usual:.2f}"
             said = f"{each.path.name}, {each.part} of {each.name}, says something else ({far}): {heard[each.path][:120]!r}{whose}"
             yield Fault("text_mismatch", each.place, said)
 
 
-def is_misheard(rate: float, usual: float) -> bool:
-    """Whether an error rate is far above what the recogniser makes of the set otherwise."""
-    return rate > max(_MISHEARD, usual + _MISHEARD)
+def mishearing_limit(rates: Iterable[float]) -> float:
+    """The error rate above which a recording says something else: far above what the recogniser makes of the set otherwise."""
+    known = list(rates)
+    usual = _median(known)
+    return usual + max(_MISHEARD, _DEVIATIONS * 1.4826 * _median(abs(rate - usual) for rate in known))
 
 
 def of_repeated_recordings(spoken: Sequence[Spoken], measures: Mapping[Path, Measures]) -> Iterator[Fault]:

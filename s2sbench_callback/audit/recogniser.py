@@ -53,7 +53,13 @@ class FasterWhisper:
         )
 
     def __call__(self, path: Path, language: Language) -> str:
-        """What Whisper hears, greedily; each recording by itself."""
+        """What Whisper hears, greedily; each recording by itself.
+
+        Raises:
+            ValueError: If the model knows English alone and the set is Chinese.
+        """
+        if language != "en" and not self._model.model.is_multilingual:
+            raise ValueError("this Whisper model knows English alone, and the set is Chinese; give --whisper a multilingual one")
         segments, _ = self._model.transcribe(str(path), language=language, beam_size=1, temperature=0.0, condition_on_previous_text=False)
         return "".join(segment.text for segment in segments).strip()
 

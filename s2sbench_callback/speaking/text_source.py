@@ -55,7 +55,8 @@ def written_set(source: str, language: Language | None, name: str | None, negati
         return multiple_choice(path, language or "zh", called)
     raise ValueError(
         f"{path}: its first line is that of no known layout: it names {', '.join(columns)[:200] or 'nothing'}; known are Story Cloze "
-        "(InputSentence1, …), COPA (JSON lines with premise, choice1, …), multiple choice (Question, A, B, …, Answer), and a YAML in the release's layout"
+        "(InputSentence1, …), COPA (JSON lines with premise, choice1, …), multiple choice (Question, A, B, …, Answer), and a YAML in the release's "
+        "layout"
     )
 
 
