@@ -149,9 +149,11 @@ def of_words(spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mappi
 
 def mishearing_limit(rates: Iterable[float]) -> float:
     """The error rate above which a recording says something else: far above what the recogniser makes of the set otherwise."""
-    known = list(rates)
-    usual = _median(known)
-    return usual + max(_MISHEARD, _DEVIATIONS * 1.4826 * _median(abs(rate - usual) for rate in known))
+    known = sorted(rates)
+    if not known:
+        return math.inf
+    quarter, usual, three_quarters = (known[round(share * (len(known) - 1))] for share in (0.25, 0.5, 0.75))
+    return usual + max(_MISHEARD, _DEVIATIONS * (three_quarters - quarter) / 1.349)
 
 
 def of_repeated_recordings(spoken: Sequence[Spoken], measures: Mapping[Path, Measures]) -> Iterator[Fault]:
