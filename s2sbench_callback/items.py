@@ -54,6 +54,7 @@ class Item:
         group: Questions that share one are not independent of each other; by default each stands for itself.
         candidate_audios: A recording of each candidate alone, where there are any.
         story_audios: A recording of context and candidate together for each candidate, where there are any.
+        voice: Who speaks, in a set that several voices share.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Item:
     group: str = field(default="")
     candidate_audios: tuple[Audio, ...] = ()
     story_audios: tuple[Audio, ...] = ()
+    voice: str = ""
 
     def __post_init__(self) -> None:
         if len(self.candidates) < 2:

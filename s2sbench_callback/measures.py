@@ -139,7 +139,7 @@ def _mean_figure(
     is_same: bool = False,
 ) -> Measure:
     """A figure that each training of either side has by question."""
-    values = [np.stack([_by_question(compared, figure) for compared in side]) for side in (first, second)]
+    values = [np.stack([compared.by_question(figure) for compared in side]) for side in (first, second)]
     finite = np.isfinite(values[0]).all(0) & np.isfinite(values[1]).all(0)
     weights = np.where(finite, 1.0 if figure == "question_accuracy" else first[0].count, 0.0)
     one, other = (np.where(finite, side, 0.0) for side in values)
@@ -224,14 +224,3 @@ def _compared(probe: RecordedProbe, name: str, condition: Condition) -> Comparis
 def _figures(compared: Comparisons, losses: Sequence[str]) -> list[str]:
     """With one comparison a question, both accuracies are one."""
     return [*(ACCURACIES if (compared.count > 1).any() else ACCURACIES[:1]), *losses]
-
-
-def _by_question(compared: Comparisons, figure: str) -> Array:
-    values: dict[str, Array] = {
-        "accuracy": compared.share,
-        "question_accuracy": (compared.wins == compared.count).astype(np.float64),
-        "positive_loss": compared.positive,
-        "negative_loss": compared.negative,
-        "positive_minus_negative": compared.positive - compared.negative,
-    }
-    return values[figure]

@@ -65,6 +65,21 @@ class Comparisons:
         """``[Q]`` share of its comparisons that each question wins."""
         return np.asarray(self.wins / self.count)
 
+    def by_question(self, figure: str) -> npt.NDArray[np.float64]:
+        """``[Q]`` what each question adds to a figure.
+
+        Args:
+            figure: ``accuracy``, ``question_accuracy``, ``positive_loss``, ``negative_loss`` or ``positive_minus_negative``.
+        """
+        values: dict[str, npt.NDArray[np.float64]] = {
+            "accuracy": self.share,
+            "question_accuracy": (self.wins == self.count).astype(np.float64),
+            "positive_loss": self.positive,
+            "negative_loss": self.negative,
+            "positive_minus_negative": self.positive - self.negative,
+        }
+        return values[figure]
+
 
 def compare(table: LossTable, tie_rule: TieRule) -> Comparisons:
     """Holds each answer against the other candidates of its question.

@@ -26,6 +26,7 @@ from s2sbench_callback.prompts import CANDIDATES, CONDITIONS, DEFAULT_CONDITIONS
 from s2sbench_callback.ranks import Ranks, end_the_job, share
 from s2sbench_callback.scoring import LossTable, Questions, Scorer, encode
 from s2sbench_callback.speech import AudioTokenCache, load_waveform
+from s2sbench_callback.voices import written
 
 _READERS, _READ_AHEAD = 8, 64
 # Of a typical speech LM; they only balance the ranks.
@@ -81,6 +82,7 @@ class Probe:
         self._cache_dir = cache_dir
         self._audio_tokens = AudioTokenCache(cache_folder(cache_dir) / "audio-tokens")
         self._questions: tuple[tuple[str, ...], list[Questions]] | None = None
+        self._read_alike: dict[str, str] = {}
 
     def of_controls(self, controls: Sequence[Control]) -> Probe:
         """A probe of the same questions, changed as controls; of written candidates alone.
@@ -154,7 +156,9 @@ class Probe:
                 table = self._scorer.score(live, asked, ranks, bar.update)
                 refuse_if_mostly_invalid(table, f"{asked.benchmark.name}/{asked.condition}")
                 tables.setdefault(asked.benchmark.name, {})[asked.condition] = table
-        return tables
+        for name, twin in self._read_alike.items():
+            tables.setdefault(name, {})["t2t"] = tables[twin]["t2t"]
+        return {name: {condition: of_set[condition] for condition in CONDITIONS if condition in of_set} for name, of_set in tables.items()}
 
     def signature(self, adapter: Adapter) -> dict[str, Any]:
         """Everything about the questions and their scoring that can change a figure."""
@@ -186,7 +190,7 @@ class Probe:
         Raises:
             ProbeError: On all ranks, if one of several failed.
         """
-        asked = ranks.together(lambda: self.asked(adapter), "while asking the adapter")
+        asked = self._each_text_once(ranks.together(lambda: self.asked(adapter), "while asking the adapter"))
         heard = [(benchmark, condition) for benchmark, condition in asked if condition != "t2t"]
         fingerprint = ranks.together(lambda: _audio_fingerprint(adapter, live.model) if heard else "", "while hashing the front-end")
         key = (str(id(adapter)), fingerprint)
@@ -212,6 +216,18 @@ class Probe:
         )
         self._questions = (key, questions)
         return questions
+
+    def _each_text_once(self, asked: Sequence[tuple[Benchmark, Condition]]) -> list[tuple[Benchmark, Condition]]:
+        """Without T→T of sets that differ from another in their voice alone; it is taken from that one."""
+        self._read_alike = {}
+        texts: dict[tuple[object, ...], str] = {}
+        kept = []
+        for benchmark, condition in asked:
+            if condition == "t2t" and (twin := texts.setdefault(written(benchmark), benchmark.name)) != benchmark.name:
+                self._read_alike[benchmark.name] = twin
+            else:
+                kept.append((benchmark, condition))
+        return kept
 
     def _tokenise_speech(self, adapter: Adapter, live: LiveModel, ranks: Ranks, recordings: Iterable[Audio], progress: bool) -> None:
         """Fills the cache with recordings.

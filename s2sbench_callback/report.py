@@ -15,6 +15,8 @@ from s2sbench_callback.metrics import ConditionFigures, ability_lost, accuracy_d
 from s2sbench_callback.prompts import CANDIDATES, CONDITIONS, Condition
 from s2sbench_callback.scoring import LossTable
 from s2sbench_callback.significance import Estimate, average
+from s2sbench_callback.voice_figures import Figures, across_voices, rotated
+from s2sbench_callback.voices import sets_in_voices
 
 PREFIX = "s2sbench"
 ESTIMATES = ("accuracy", "question_accuracy", "positive_loss", "negative_loss", "positive_minus_negative")
@@ -91,7 +93,7 @@ def flat(content: Mapping[str, Any], beginning: str = "") -> dict[str, Any]:
     return found
 
 
-def set_metrics(benchmark: Benchmark, tables: Mapping[Condition, LossTable], reference: LossTable | None) -> dict[str, Estimate | int]:
+def set_metrics(benchmark: Benchmark, tables: Mapping[Condition, LossTable], reference: LossTable | None) -> Figures:
     """Figures of one set, keyed below its name.
 
     Args:
@@ -99,7 +101,7 @@ def set_metrics(benchmark: Benchmark, tables: Mapping[Condition, LossTable], ref
         tables: Losses by condition.
         reference: T→T losses of the same questions that T→T and S→T are held against, where there are any.
     """
-    figures: dict[str, Estimate | int] = {}
+    figures: Figures = {}
     for condition, table in tables.items():
         found: ConditionFigures = condition_figures(table, benchmark.tie_rule)
         figures.update({f"{condition}/{name}": getattr(found, name) for name in (*ESTIMATES, *COUNTS)})
@@ -139,8 +141,17 @@ def build_report(
     by_set = {name: set_metrics(benchmarks[name], tables[name], reference.get(name)) for name in tables}
     for name, figures in by_set.items():
         figures.update(control_metrics(benchmarks[name], controls or {}))
+    # A set in several voices counts once in the mean.
+    counted = dict(by_set)
+    for base, names in sets_in_voices({name: benchmarks[name] for name in tables}).items():
+        by_set[base] = across_voices(benchmarks[names[0]], [tables[name] for name in names], reference.get(names[0]))
+        counted = {base: by_set[base], **{name: figures for name, figures in counted.items() if name not in names}}
+    for name in [name for name in tables if benchmarks[name].items[0].voice and "s2t" in tables[name]]:
+        figures, by_voice = rotated(benchmarks[name], tables[name]["s2t"], by_set[name].get("degradation"))
+        by_set[name].update(figures)
+        by_set.update(by_voice)
     across: dict[str, list[Estimate]] = {}
-    for figures in by_set.values():
+    for figures in counted.values():
         for key, figure in figures.items():
             if isinstance(figure, Estimate):
                 across.setdefault(key, []).append(figure)
