@@ -92,7 +92,19 @@ def _name(folder: Path) -> str:
 
 def headlines(run: Run) -> list[str]:
     """The outcome of a run in plain sentences, a few for each set."""
-    return [sentence for name, conditions in run.last.sets.items() for sentence in _headlines(run, name, conditions)]
+    found = [sentence for name, conditions in run.last.sets.items() for sentence in _headlines(run, name, conditions)]
+    return found + [_of_voices(run.last, key.split("/")[1]) for key in run.last.metrics if key.endswith("/voice_range")]
+
+
+def _of_voices(report: ProbeReport, name: str) -> str:
+    """Whether what a set loses could be its voices' doing."""
+    voices, reach, deviation = (report.metrics[f"{PREFIX}/{name}/{key}"] for key in ("voices", "voice_range", "voice_deviation"))
+    said = f"{name}: {voices:.0f} voices differ in S→T accuracy by up to {reach:.3f}, beyond chance with a standard deviation of {deviation:.3f}"
+    exceeds = report.metrics.get(f"{PREFIX}/{name}/degradation_exceeds_voices")
+    if exceeds is None:
+        return f"{said}."
+    lost = in_words(report.figure(name, None, "degradation"))
+    return f"{said}; the degradation, {lost}, {'exceeds' if exceeds else 'does not surely exceed'} that."
 
 
 def _headlines(run: Run, name: str, conditions: Sequence[Condition]) -> Iterator[str]:

@@ -92,8 +92,9 @@ def rotated(benchmark: Benchmark, table: LossTable, degradation: Estimate | int 
     by_voice: dict[str, Estimate] = {}
     errors = []
     for voice in dict.fromkeys(voices):
-        mine = np.array([each == voice for each in voices])
-        groups = [group for group, keep in zip(table.groups, mine.tolist(), strict=True) if keep]
+        kept = [each == voice for each in voices]
+        mine = np.array(kept)
+        groups = [group for group, keep in zip(table.groups, kept, strict=True) if keep]
         by_voice[voice] = proportion(compared.share[mine], compared.count[mine].astype(np.float64), groups)
         errors.append(float(compared.share[mine].var(ddof=1) / mine.sum()) if mine.sum() > 1 else math.nan)
     values = [estimate.value for estimate in by_voice.values()]
@@ -112,7 +113,7 @@ def _of_voices(accuracies: Sequence[float], variance: float, degradation: Estima
 
 def _mean(values: Array, weights: Array, groups: Sequence[str], limits: tuple[float, float] | None) -> Estimate:
     """Over questions and voices, of those questions that are finite in every voice."""
-    finite = np.isfinite(values).all(0)
+    finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(values).all(0))
     values, weights = values[:, finite], weights[finite]
     if not weights.sum():
         return Estimate(math.nan, math.nan, math.nan)
