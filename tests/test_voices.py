@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ from s2sbench_callback.isolation import isolated
 from s2sbench_callback.items import Audio, Benchmark, Context, Item
 from s2sbench_callback.live_model import LiveModel
 from s2sbench_callback.metrics import accuracy_difference
-from s2sbench_callback.mini_world.layouts import mini_adapter
 from s2sbench_callback.mini_world.model import MiniSpeechLM
+from s2sbench_callback.mini_world.pretraining import mini_adapter
 from s2sbench_callback.probe import Probe
 from s2sbench_callback.ranks import Ranks
 from s2sbench_callback.report import build_report
-from s2sbench_callback.scoring import LossTable, Scorer
+from s2sbench_callback.scoring import LossTable, Questions, Scorer
 from s2sbench_callback.voice_figures import across_voices
 from s2sbench_callback.voices import rotating, sets_in_voices
 
@@ -133,9 +134,12 @@ def test_what_is_read_alike_is_scored_once(mini_set: Benchmark, tiny_speech_lm: 
     """Of two voices S→T is scored twice and T→T once, with the figures that each has alone."""
     scored: list[tuple[str, str]] = []
     score = Scorer.score
-    monkeypatch.setattr(
-        Scorer, "score", lambda self, live, asked, *rest: scored.append((asked.benchmark.name, asked.condition)) or score(self, live, asked, *rest)
-    )
+
+    def remembered(self: Scorer, live: LiveModel, asked: Questions, *rest: Any) -> LossTable:
+        scored.append((asked.benchmark.name, asked.condition))
+        return score(self, live, asked, *rest)
+
+    monkeypatch.setattr(Scorer, "score", remembered)
     # The other voice says every question with the recording of the next.
     contexts = [item.contexts[0].audio for item in mini_set.items]
     turned = tuple(
