@@ -182,7 +182,7 @@ def _of_pairs(pairs: Sequence[ContextPair], places: Mapping[str, str]) -> Iterat
     for pair in pairs:
         if pair.sameness == "other words":
             names = ", ".join(path.name for path in pair.paths)
-            apart = f"their spectra are {pair.distance:.2f} apart, those of different questions at least {pair.usual_distance:.2f}"
+            apart = f"their spectra are {pair.distance:.2f} apart, those of different questions mostly above {pair.usual_distance:.2f}"
             yield Fault(
                 "pair_says_other_words", places[pair.item], f"the recordings of the two rows of {pair.item} differ in their words: {apart}: {names}"
             )

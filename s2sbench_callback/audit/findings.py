@@ -103,7 +103,7 @@ def _of_one(figures: Measures, usual_rate: int, usual_level: float) -> list[tupl
     if figures.last_db > _CUT_OFF_DB:
         doubt("cut_off", "ends in the middle of speech")
     level = figures.loudness_lufs
-    if math.isfinite(level) and not _QUIETEST_LUFS <= level <= _LOUDEST_LUFS:
+    if not math.isnan(level) and not _QUIETEST_LUFS <= level <= _LOUDEST_LUFS:
         doubt("odd_level", f"has a loudness of {level:.1f} LUFS; {_QUIETEST_LUFS:.0f} to {_LOUDEST_LUFS:.0f} is usual for speech")
     elif math.isfinite(level) and abs(level - usual_level) > _LEVEL_DB:
         doubt("odd_level", f"has a loudness of {level:.1f} LUFS, the set's median is {usual_level:.1f}")
@@ -186,11 +186,8 @@ def of_texts(benchmark: Benchmark, places: Mapping[str, str]) -> Iterator[Fault]
                 yield Fault(
                     "markup", places[item.id], f"a text of {item.id} has markup or broken characters, which are scored and spoken: {text[:60]!r}"
                 )
-        joined = "".join(texts)
-        letters = [letter for letter in joined if letter.isalpha()]
-        hanzi = sum("\u4e00" <= letter <= "\u9fff" for letter in letters)
-        is_other = hanzi > 0.2 * len(letters) if benchmark.language == "en" else hanzi < 0.5 * len(letters)
-        if letters and is_other:
+        contexts = list(dict.fromkeys(context.text for context in item.contexts))
+        if any(_is_of_another_language(text, benchmark.language) for text in (*contexts, " ".join(texts))):
             yield Fault("other_language", places[item.id], f"the texts of {item.id} do not look like {benchmark.language!r}: {texts[0][:60]!r}")
     letters_of = [item.answer for item in benchmark.items]
     # In a story set the place says nothing: the right ending is always the first.
@@ -199,6 +196,12 @@ def of_texts(benchmark: Benchmark, places: Mapping[str, str]) -> Iterator[Fault]
         share = letters_of.count(most) / len(letters_of)
         if len(letters_of) >= 20 and share > 0.5 and len(benchmark.items[0].candidates) > 2:
             yield Fault("answers_in_one_place", places[benchmark.items[0].id], f"{share:.0%} of the answers are {'ABCDEFGHIJ'[most]}")
+
+
+def _is_of_another_language(text: str, language: Language) -> bool:
+    letters = [letter for letter in text if letter.isalpha()]
+    hanzi = sum("\u4e00" <= letter <= "\u9fff" for letter in letters)
+    return bool(letters) and (hanzi > 0.2 * len(letters) if language == "en" else hanzi < 0.5 * len(letters))
 
 
 def _median(values: Iterable[float]) -> float:

@@ -55,7 +55,7 @@ class Leak:
 def repeated(benchmarks: Sequence[Benchmark]) -> list[Repeated]:
     """Pairs of questions whose contexts are alike, within a set and across sets.
 
-    A set and the same set in another voice are one; their questions are not held against each other where both id and context are the same.
+    Sets ``<set>@<voice>`` of one name are one set in several voices: the same question of theirs is not held against itself.
 
     Args:
         benchmarks: Sets to look through.
@@ -81,7 +81,8 @@ def repeated(benchmarks: Sequence[Benchmark]) -> list[Repeated]:
     found = []
     for (one, other), shared in common.items():
         likeness = shared / len(shingles[one] | shingles[other])
-        same_in_another_voice = one[0] != other[0] and one[1] == other[1] and texts[one] == texts[other]
+        is_one_set = one[0] != other[0] and "@" in one[0] and one[0].rpartition("@")[0] == other[0].rpartition("@")[0]
+        same_in_another_voice = is_one_set and one[1] == other[1] and texts[one] == texts[other]
         if likeness >= _ALIKE and not same_in_another_voice:
             found.append(Repeated(one, other, likeness))
     return sorted(found, key=lambda pair: -pair.likeness)

@@ -18,7 +18,7 @@ from s2sbench_callback.audit.workers import in_processes
 from s2sbench_callback.items import Benchmark
 
 _STRANGERS = 60
-# Of the least distance between strangers; readings of the same words were seen at half of it.
+# Of a small distance between strangers; readings of the same words were seen at half of it.
 _SAME_WORDS = 0.9
 
 Sameness = Literal["one file", "one recording", "two readings", "other words"]
@@ -34,7 +34,7 @@ class ContextPair:
         sameness: ``one file`` by their bytes, ``one recording`` by their samples, else by ear.
         seconds: Length of the second minus the first.
         distance: Of their spectra; 0 for one recording.
-        usual_distance: The least distance among recordings of different questions.
+        usual_distance: What 95 % of recordings of different questions are apart at least.
     """
 
     item: str
@@ -68,7 +68,9 @@ def context_pairs(
     strangers = _strangers([paths[0] for _, paths, _ in asked]) if compared else []
     results = list(progress(in_processes(_distance, [*compared, *strangers], workers), len(compared) + len(strangers)))
     distances = dict(zip(compared, results, strict=False))
-    usual = float(np.min(results[len(compared) :])) if strangers else math.nan
+    # Two questions with one recording are no strangers.
+    apart = [value for value in results[len(compared) :] if value > 0]
+    usual = float(np.percentile(apart, 5)) if apart else math.nan
     pairs = []
     for name, paths, is_one in asked:
         far = distances.get(paths, 0.0)

@@ -278,8 +278,9 @@ def _pairs(rows: Sequence[Row], faults: Faults) -> list[tuple[Row, Row]]:
     pairs: list[tuple[Row, Row]] = []
     index, out_of_step = 0, False
     while index < len(ordered):
-        # After a gap the texts say where the pairs go on.
-        is_second_half = out_of_step and follows(index + 1) and says_the_same(index + 1) and follows(index) and not says_the_same(index)
+        # Where a row is missing the texts say where the pairs go on.
+        doubtful = out_of_step or (ordered[index].number - ordered[0].number) % 2
+        is_second_half = doubtful and follows(index) and not says_the_same(index) and follows(index + 1) and says_the_same(index + 1)
         if follows(index) and not is_second_half:
             pairs.append((ordered[index], ordered[index + 1]))
             index += 2

@@ -1,4 +1,7 @@
-"""The starter sets: questions that come with the package, written for it (CC0). They are written alone, so T→T is asked of them."""
+"""The starter sets: questions that come with the package, written for it (CC0).
+
+They are texts, so that T→T alone is asked of them; ``s2sbench speak starter:stories-en --voice …`` makes their recordings.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from s2sbench_callback.items import Benchmark, Context, Item, Language
 
-StarterSet = Literal["stories-zh", "statements-en", "statements-zh"]
+StarterSet = Literal["stories-en", "stories-zh", "statements-en", "statements-zh"]
 STARTER_SETS: tuple[StarterSet, ...] = get_args(StarterSet)
 _LETTERS = "ABCD"
 
@@ -17,9 +20,11 @@ def starter(name: StarterSet, negatives: Literal["wrong", "off_topic"] = "wrong"
     """One of the starter sets.
 
     Args:
-        name: ``stories-zh``, Chinese stories of five sentences with a right and a wrong ending; ``statements-en`` and ``statements-zh``, first
-            halves of common knowledge with one true and three false second halves.
-        negatives: Of stories: an ending of the same people and topic that does not follow, or one of another matter altogether.
+        name: ``stories-en`` and ``stories-zh``, stories of five sentences with a right and a wrong ending; ``statements-en`` and
+            ``statements-zh``, first halves of common knowledge with one true and three false second halves.
+        negatives: Of stories: an ending of the same people and topic that does not follow, or one of another matter altogether. The latter are the
+            right endings of other stories, told of these people and exchanged in twos, so that nothing about them gives them away; the two stories
+            of an exchange are one group.
         set_name: ``<set>`` in the metric keys; by default ``starter-<name>``.
 
     Returns:
@@ -42,7 +47,8 @@ def starter(name: StarterSet, negatives: Literal["wrong", "off_topic"] = "wrong"
 
 def _story(row: dict[str, Any], negatives: str) -> Item:
     context = Context(row["first"])
-    return Item(str(row["id"]), (context,) * 2, (row["right"], row[negatives]), 0)
+    group = f"exchange {row['pair']}" if negatives == "off_topic" else ""
+    return Item(str(row["id"]), (context,) * 2, (row["right"], row[negatives]), 0, group)
 
 
 def _statement(row: dict[str, Any]) -> Item:
