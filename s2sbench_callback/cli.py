@@ -25,6 +25,8 @@ examples:
   s2sbench score --config configs/table1/qwen2_5.yaml --system.init_args.folder=/models/Qwen2.5-7B
   s2sbench watch runs/mine/version_0 --idle_minutes 120
   s2sbench report runs/mine/version_0
+  s2sbench validate S2SBench/eval_s2t.yaml --output audit.html
+  s2sbench speak starter:stories-en --voice hibari --output spoken
   s2sbench compare runs/single runs/two --fail-if-worse
   s2sbench stages --config train.yaml
   s2sbench decide runs/mine/version_0/s2sbench --min_gain 0.02

@@ -11,7 +11,7 @@ from typing import TypeVar
 from tqdm.auto import tqdm
 
 from s2sbench_callback.audit.baselines import Baseline, baselines
-from s2sbench_callback.audit.findings import Spoken, mishearing_limit, of_recordings, of_repeated_recordings, of_texts, of_words, pace
+from s2sbench_callback.audit.findings import Spoken, misheard, of_recordings, of_repeated_recordings, of_texts, of_words, pace
 from s2sbench_callback.audit.measures import Measures, measured
 from s2sbench_callback.audit.overlap import Leak, Repeated, leaks, repeated
 from s2sbench_callback.audit.pairs import ContextPair, context_pairs
@@ -168,7 +168,7 @@ def _audit_set(
     ]
     for is_useless, finding in of_recordings(spoken, measures, files.language):
         (one.faults if is_useless else one.doubts).append(finding)
-    one.doubts += of_words(spoken, rates, heard, _whose(spoken, rates, heard, files.language))
+    one.doubts += of_words(spoken, rates, heard, _whose(spoken, rates, heard, files.language), files.language)
     one.doubts += of_repeated_recordings(spoken, measures)
     one.doubts += _of_pairs(one.pairs, places)
     one.baselines = baselines(benchmark, measures)
@@ -253,10 +253,8 @@ def _listen(
 
 def _whose(spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mapping[Path, str], language: Language) -> dict[Path, str]:
     """For recordings far from their text, the question whose text they are, where there is one."""
-    limit = mishearing_limit(rates.values())
-    wrong = [each for each in spoken if each.path in rates and rates[each.path] > limit]
     found: dict[Path, str] = {}
-    for each in wrong[:_WORST_FOLLOWED]:
+    for each in misheard(spoken, rates, language)[:_WORST_FOLLOWED]:
         others = [other for other in spoken if other.part == each.part and other.text and other.text != each.text]
         if others:
             other = others[nearest(heard[each.path], [other.text for other in others], language)]

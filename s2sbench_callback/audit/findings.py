@@ -25,6 +25,7 @@ _PACE = 1.3
 _DEVIATIONS = 6.0
 _MISHEARD = 0.3
 _UNINTELLIGIBLE = 0.6
+_FEWEST_EDITS = 4
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def _odd_pace(own: float, all_of_them: Sequence[float], language: Language) -> s
     )
 
 
-def of_words(spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mapping[Path, str], nearest: Mapping[Path, str]) -> Iterator[Fault]:
+def of_words(
+    spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mapping[Path, str], nearest: Mapping[Path, str], language: Language
+) -> Iterator[Fault]:
     """Recordings that say something else than their text.
 
     Args:
@@ -132,28 +135,31 @@ def of_words(spoken: Sequence[Spoken], rates: Mapping[Path, float], heard: Mappi
         rates: Error rate of each that was recognised.
         heard: What was heard.
         nearest: For those that are far from their text, whose text is nearest, where it is another's.
+        language: Of the set.
     """
-    usual, limit = _median(rates.values()), mishearing_limit(rates.values())
+    usual = _median(rates.values())
     if rates and usual > _UNINTELLIGIBLE:
         reason = f"the recogniser hears something else nearly everywhere (median error rate {usual:.2f}): does it know the language, is this speech?"
         yield Fault("unintelligible", str(spoken[0].path.parent), reason)
         return
-    for each in spoken:
-        rate = rates.get(each.path)
-        if rate is not None and rate > limit:
-            whose = f", which is the text of {nearest[each.path]}" if each.path in nearest else ""
-            far = f"error rate {rate:.2f}, the set's median is {usual:.2f}"
-            said = f"{each.path.name}, {each.part} of {each.name}, says something else ({far}): {heard[each.path][:120]!r}{whose}"
-            yield Fault("text_mismatch", each.place, said)
+    for each in misheard(spoken, rates, language):
+        whose = f", which is the text of {nearest[each.path]}" if each.path in nearest else ""
+        far = f"error rate {rates[each.path]:.2f}, the set's median is {usual:.2f}"
+        said = f"{each.path.name}, {each.part} of {each.name}, says something else ({far}): {heard[each.path][:120]!r}{whose}"
+        yield Fault("text_mismatch", each.place, said)
 
 
-def mishearing_limit(rates: Iterable[float]) -> float:
-    """The error rate above which a recording says something else: far above what the recogniser makes of the set otherwise."""
-    known = sorted(rates)
+def misheard(spoken: Sequence[Spoken], rates: Mapping[Path, float], language: Language) -> list[Spoken]:
+    """Recordings that are much farther from their text than what the recogniser makes of the set otherwise."""
+    known = sorted(rates.values())
     if not known:
-        return math.inf
-    quarter, usual, three_quarters = (known[round(share * (len(known) - 1))] for share in (0.25, 0.5, 0.75))
-    return usual + max(_MISHEARD, _DEVIATIONS * (three_quarters - quarter) / 1.349)
+        return []
+    quarter, usual = (known[round(share * (len(known) - 1))] for share in (0.25, 0.5))
+    # The better half tells how much the recogniser errs: the other may be what is looked for.
+    limit = usual + max(_MISHEARD, _DEVIATIONS * 2 * (usual - quarter) / 1.349)
+    found = [each for each in spoken if rates.get(each.path, 0.0) > limit]
+    # In a text of a few words, one or two misheard ones are a large share.
+    return [each for each in found if rates[each.path] * len(units(each.text, language)) >= _FEWEST_EDITS]
 
 
 def of_repeated_recordings(spoken: Sequence[Spoken], measures: Mapping[Path, Measures]) -> Iterator[Fault]:
