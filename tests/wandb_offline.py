@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,23 @@ _BLOCK, _HEAD, _FILE_HEAD = 32768, 7, 7
 _WHOLE, _FIRST, _LAST = 1, 2, 4
 
 
-def records(folder: Path) -> Iterator[Any]:
-    """Everything that the one run below a folder was told, in order."""
+def records(folder: Path) -> list[Any]:
+    """Everything that the one finished run below a folder was told, in order.
+
+    W&B's own process may still be writing when ``finish()`` has returned: waits for the record of the exit.
+    """
     (path,) = folder.rglob("*.wandb")
-    content = path.read_bytes()
+    until = time.monotonic() + 60
+    while True:
+        found = list(_records(path.read_bytes()))
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        assert time.monotonic() < until, f"{path} holds no record of the exit: was the run finished?"
+        time.sleep(0.1)
+
+
+def _records(content: bytes) -> Iterator[Any]:
+    """The whole records of what a file holds so far."""
     assert content[:4] == b":W&B"
     place, payload = _FILE_HEAD, b""
     while place + _HEAD <= len(content):
@@ -25,6 +39,8 @@ def records(folder: Path) -> Iterator[Any]:
             place += left
             continue
         size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        if place + _HEAD + size > len(content):
+            return
         payload = (b"" if kind in (_WHOLE, _FIRST) else payload) + content[place + _HEAD : place + _HEAD + size]
         place += _HEAD + size
         if kind in (_WHOLE, _LAST):
