@@ -199,23 +199,24 @@ def _leaked(leak: Leak, places: Mapping[str, str]) -> Fault:
 
 
 def _spoken(benchmark: Benchmark, places: Mapping[str, str]) -> Iterator[Spoken]:
-    """Every recording of a set, each file once."""
+    """Every recording of a set, each file once, at the row whose it is: of a pair, also the second."""
     seen: set[Path] = set()
     for item in benchmark.items:
-        for each in _of_item(item, places[item.id]):
+        for each in _of_item(item, places):
             if each.path not in seen:
                 seen.add(each.path)
                 yield each
 
 
-def _of_item(item: Item, place: str) -> Iterator[Spoken]:
+def _of_item(item: Item, places: Mapping[str, str]) -> Iterator[Spoken]:
+    place = places[item.id]
     for context in item.contexts:
         if context.audio:
-            yield Spoken(context.audio.path, place, item.id, context.text, "context")
+            yield Spoken(context.audio.path, places.get(context.audio.path.stem, place), item.id, context.text, "context")
     for candidate, audio in zip(item.candidates, item.candidate_audios, strict=False):
-        yield Spoken(audio.path, place, item.id, candidate, "candidate")
+        yield Spoken(audio.path, places.get(audio.path.stem, place), item.id, candidate, "candidate")
     for context, candidate, audio in zip(item.contexts, item.candidates, item.story_audios, strict=False):
-        yield Spoken(audio.path, place, item.id, f"{context.text} {candidate}", "story")
+        yield Spoken(audio.path, places.get(audio.path.stem, place), item.id, f"{context.text} {candidate}", "story")
 
 
 def _orphans(files: SetFiles, content: SetContent) -> list[Fault]:

@@ -148,8 +148,10 @@ def histograms(one: SetAudit) -> Figure | None:
     FigureCanvasAgg(figure)
     for number, (title, values) in enumerate(shown):
         axis = figure.add_subplot(rows, 3, number + 1)
-        # One value many times has no width to be cut into bins.
-        reach = (min(values), max(values)) if max(values) > min(values) else (values[0] - 0.5, values[0] + 0.5)
+        # Values that are alike have no width worth being cut into bins.
+        lowest, highest = min(values), max(values)
+        margin = max(0.0, 0.02 * max(abs(lowest), abs(highest), 1.0) - (highest - lowest)) / 2
+        reach = (lowest - margin, highest + margin)
         axis.hist(values, bins=min(40, max(10, len(values) // 5)), range=reach, color=_INK)
         axis.axvline(statistics.median(values), color=_LIGHT, linewidth=1.2, linestyle="--")
         axis.set_title(title, fontsize=10)
