@@ -144,7 +144,8 @@ def histograms(one: SetAudit) -> Figure | None:
         panels.append(("word error rate" if one.language == "en" else "character error rate", heard))
     shown = [(title, values) for title, values in panels if values]
     rows = -(-len(shown) // 3)
-    figure = Figure(figsize=(11, 2.4 * rows), layout="constrained")
+    figure = Figure(figsize=(11, 2.5 * rows))
+    figure.set_layout_engine("constrained", h_pad=0.1)
     FigureCanvasAgg(figure)
     for number, (title, values) in enumerate(shown):
         axis = figure.add_subplot(rows, 3, number + 1)
