@@ -202,21 +202,21 @@ def _spoken(benchmark: Benchmark, places: Mapping[str, str]) -> Iterator[Spoken]
     """Every recording of a set, each file once, at the row whose it is: of a pair, also the second."""
     seen: set[Path] = set()
     for item in benchmark.items:
-        for each in _of_item(item, places):
-            if each.path not in seen:
-                seen.add(each.path)
-                yield each
+        for path, text, part in _of_item(item):
+            if path not in seen:
+                seen.add(path)
+                yield Spoken(path, places.get(path.stem, places[item.id]), item.id, text, part)
 
 
-def _of_item(item: Item, places: Mapping[str, str]) -> Iterator[Spoken]:
-    place = places[item.id]
+def _of_item(item: Item) -> Iterator[tuple[Path, str, str]]:
+    """File, what it should say, and which part of the question it is."""
     for context in item.contexts:
         if context.audio:
-            yield Spoken(context.audio.path, places.get(context.audio.path.stem, place), item.id, context.text, "context")
+            yield context.audio.path, context.text, "context"
     for candidate, audio in zip(item.candidates, item.candidate_audios, strict=False):
-        yield Spoken(audio.path, places.get(audio.path.stem, place), item.id, candidate, "candidate")
+        yield audio.path, candidate, "candidate"
     for context, candidate, audio in zip(item.contexts, item.candidates, item.story_audios, strict=False):
-        yield Spoken(audio.path, places.get(audio.path.stem, place), item.id, f"{context.text} {candidate}", "story")
+        yield audio.path, f"{context.text} {candidate}", "story"
 
 
 def _orphans(files: SetFiles, content: SetContent) -> list[Fault]:
